@@ -1,0 +1,74 @@
+"""The only door to the MLIR bindings.
+
+The bindings come from the `numba-cuda-mlir` wheel, whose top-level package wants CUDA at import; an empty
+package with the same path takes its place so that the bindings load on any machine. A dialect defined in
+Python binds to one context a process, so there is exactly one context here, and everything uses it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+
+if "numba_cuda_mlir" not in sys.modules:
+    _spec = importlib.util.find_spec("numba_cuda_mlir")
+    if _spec is None or _spec.submodule_search_locations is None:
+        raise ImportError("Nova needs the MLIR bindings: pip install numba-cuda-mlir")
+    _package = types.ModuleType("numba_cuda_mlir")
+    _package.__path__ = list(_spec.submodule_search_locations)
+    sys.modules["numba_cuda_mlir"] = _package
+
+from numba_cuda_mlir._mlir import ir, passmanager  # noqa: E402
+from numba_cuda_mlir._mlir.dialects import (  # noqa: E402
+    arith,
+    builtin,
+    ext,
+    func,
+    irdl,
+    linalg,
+    llvm,
+    math,
+    memref,
+    scf,
+    tensor,
+    vector,
+)
+
+__all__ = [
+    "arith", "builtin", "context", "ext", "func", "ir", "irdl", "linalg", "llvm", "math", "memref",
+    "parse", "passmanager", "run_passes", "scf", "tensor", "to_llvm_ir", "vector",
+]  # fmt: skip
+
+_context: ir.Context | None = None
+
+
+def context() -> ir.Context:
+    """The process-wide context, with the `nova` dialect loaded. Enter it with `with context():`."""
+    global _context
+    if _context is None:
+        _context = ir.Context()
+        with _context, ir.Location.unknown():
+            from nova.dialect import ops
+
+            ops.load()
+    return _context
+
+
+def parse(text: str) -> ir.Module:
+    """Parses and verifies a module."""
+    with context():
+        return ir.Module.parse(text)
+
+
+def run_passes(module: ir.Module, pipeline: str) -> ir.Module:
+    """Runs a C++ pass pipeline, e.g. "convert-scf-to-cf,convert-to-llvm", in place."""
+    with context():
+        passmanager.PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
+    return module
+
+
+def to_llvm_ir(module: ir.Module) -> str:
+    """LLVM IR text of a module that is wholly in the `llvm` dialect."""
+    with context():
+        return llvm.translate_module_to_llvmir(module.operation)

@@ -1,0 +1,1 @@
+"""The hot path: memory plan, step program, artifact cache, argument binding."""

@@ -1,0 +1,209 @@
+"""What a schedule may know about the machine: one frozen record per device, CPU or GPU.
+
+The configurator is a pure function of (problem, Target), so any machine can schedule for any other: GPU boards come
+from the presets of their public limits, the host CPU is read from sysfs, `/proc/cpuinfo` and LLVM. Nothing is timed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ELEMENT_BYTES = {
+    "f64": 8, "f32": 4, "tf32": 4, "bf16": 2, "f16": 2, "f8E4M3FN": 1, "f8E5M2": 1,
+    "i64": 8, "i32": 4, "i16": 2, "i8": 1, "i1": 1, "complex<f32>": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Target:
+    """Common part: a name, the peak rates, and the bandwidth of main memory."""
+
+    name: str
+    bandwidth: float  # bytes/s of main memory that a copy reaches
+    peak: Mapping[str, float]  # FLOP/s of the whole device, by operand dtype ("tf32" is its own key)
+
+    @property
+    def is_gpu(self) -> bool:
+        return isinstance(self, GpuTarget)
+
+    def balance(self, dtype: str) -> float:
+        """FLOPs a byte of main-memory traffic must feed for the arithmetic units to stay busy."""
+        return self.peak[dtype] / self.bandwidth
+
+
+@dataclass(frozen=True)
+class CpuTarget(Target):
+    """A CPU: caches a core sees, its vector registers, and how LLVM names it."""
+
+    cores: int = 1
+    vector_bits: int = 256
+    registers: int = 16  # architectural vector registers
+    l1: int = 32 << 10
+    l2: int = 512 << 10
+    l3: int = 8 << 20  # shared
+    llvm_cpu: str = "x86-64-v3"
+    llvm_features: str = ""
+    fork_seconds: float = 2e-6  # fork-join of a warm thread pool
+    core_bandwidth: float = 10e9  # bytes/s one core can move to and from main memory
+
+    def lanes(self, dtype: str = "f32") -> int:
+        """Elements of `dtype` in one vector register."""
+        return self.vector_bits // 8 // ELEMENT_BYTES[dtype]
+
+    def core_peak(self, dtype: str = "f32") -> float:
+        return self.peak[dtype] / self.cores
+
+
+@dataclass(frozen=True)
+class GpuTarget(Target):
+    """An NVIDIA GPU: the limits that the driver reports and the vendor publishes."""
+
+    capability: tuple[int, int] = (8, 0)
+    sms: int = 1
+    smem_block: int = 99 << 10  # shared memory one block may have (opt-in maximum)
+    smem_sm: int = 100 << 10
+    smem_reserve: int = 1 << 10  # what the driver takes of each block's share
+    registers_sm: int = 65536
+    registers_thread: int = 255
+    threads_sm: int = 1536
+    blocks_sm: int = 16
+    l2: int = 4 << 20
+    l2_bandwidth: float = 0.0  # bytes/s, whole chip
+    smem_bytes_clock: int = 128  # shared-memory bytes a clock, one SM
+    clock: float = 1.5e9
+    launch_seconds: float = 3e-6
+
+    @property
+    def arch(self) -> str:
+        major, minor = self.capability
+        return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+    @property
+    def has_wgmma(self) -> bool:
+        return self.capability[0] == 9
+
+    def smem_peak(self) -> float:
+        """Bytes/s all SMs can read from shared memory."""
+        return self.sms * self.smem_bytes_clock * self.clock
+
+
+def _gpu(name: str, **fields: object) -> GpuTarget:
+    return GpuTarget(name=name, **fields)  # type: ignore[arg-type]
+
+
+# Public limits: vendor data sheets and the CUDA programming guide's table of compute capabilities. Dense rates,
+# float32 accumulation (the GeForce boards run it at half rate for 16-bit operands).
+PRESETS: dict[str, GpuTarget] = {
+    "rtx3060": _gpu(
+        "rtx3060", bandwidth=360e9, capability=(8, 6), sms=28, l2=3 << 20, l2_bandwidth=1.2e12, clock=1.777e9,
+        peak={"f64": 0.199e12, "f32": 12.7e12, "tf32": 12.7e12, "bf16": 25.5e12, "f16": 25.5e12},
+    ),
+    "rtx6000ada": _gpu(
+        "rtx6000ada", bandwidth=960e9, capability=(8, 9), sms=142, l2=96 << 20, l2_bandwidth=5.0e12, clock=2.505e9,
+        blocks_sm=24, peak={"f64": 1.4e12, "f32": 91.1e12, "tf32": 182.1e12, "bf16": 364.2e12, "f16": 364.2e12},
+    ),
+    "rtx4090": _gpu(
+        "rtx4090", bandwidth=1008e9, capability=(8, 9), sms=128, l2=72 << 20, l2_bandwidth=5.0e12, clock=2.52e9,
+        blocks_sm=24, peak={"f64": 1.3e12, "f32": 82.6e12, "tf32": 82.6e12, "bf16": 165.2e12, "f16": 165.2e12},
+    ),
+    "a100": _gpu(
+        "a100", bandwidth=1555e9, capability=(8, 0), sms=108, smem_block=163 << 10, smem_sm=164 << 10, threads_sm=2048,
+        blocks_sm=32, l2=40 << 20, l2_bandwidth=4.8e12, clock=1.41e9,
+        peak={"f64": 9.7e12, "f32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "f16": 312e12},
+    ),
+    "h100": _gpu(
+        "h100", bandwidth=3350e9, capability=(9, 0), sms=132, smem_block=227 << 10, smem_sm=228 << 10, threads_sm=2048,
+        blocks_sm=32, l2=50 << 20, l2_bandwidth=5.5e12, clock=1.83e9,
+        peak={"f64": 34e12, "f32": 67e12, "tf32": 494.7e12, "bf16": 989.4e12, "f16": 989.4e12},
+    ),
+    "h200": _gpu(
+        "h200", bandwidth=4800e9, capability=(9, 0), sms=132, smem_block=227 << 10, smem_sm=228 << 10, threads_sm=2048,
+        blocks_sm=32, l2=50 << 20, l2_bandwidth=5.5e12, clock=1.83e9,
+        peak={"f64": 34e12, "f32": 67e12, "tf32": 494.7e12, "bf16": 989.4e12, "f16": 989.4e12},
+    ),
+}  # fmt: skip
+
+
+def cpu(
+    name: str, cores: int, ghz: float, vector_bits: int = 256, fma_units: int = 2, bandwidth: float = 20e9, **fields: object
+) -> CpuTarget:
+    """A CPU record whose peaks are derived: cores x clock x FMA units x lanes x 2."""
+    flops32 = cores * ghz * 1e9 * fma_units * (vector_bits // 32) * 2
+    peak = {"f64": flops32 / 2, "f32": flops32, "tf32": flops32, "bf16": flops32, "f16": flops32}
+    registers = 32 if vector_bits == 512 else 16
+    return CpuTarget(
+        name=name, bandwidth=bandwidth, peak=peak, cores=cores, vector_bits=vector_bits, registers=registers,
+        core_bandwidth=min(bandwidth, 10e9), **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+CPU_PRESETS: dict[str, CpuTarget] = {
+    "zen3": cpu("zen3", cores=2, ghz=2.8, l1=32 << 10, l2=512 << 10, l3=32 << 20, llvm_cpu="znver3"),
+    "avx512": cpu("avx512", cores=16, ghz=2.5, vector_bits=512, bandwidth=150e9, l1=48 << 10, l2=2 << 20, l3=60 << 20,
+                  llvm_cpu="sapphirerapids"),
+}  # fmt: skip
+
+
+@functools.cache
+def host() -> CpuTarget:
+    """The CPU this process runs on."""
+    import llvmlite.binding as llvm
+
+    features = dict(llvm.get_host_cpu_features())
+    vector_bits = 512 if features.get("avx512f") else 256 if features.get("avx2") else 128
+    cache = _host_caches()
+    text = _read("/proc/cpuinfo")
+    ghz = _clock(text)
+    cores = len(os.sched_getaffinity(0))
+    enabled = ",".join(("+" if on else "-") + feature for feature, on in sorted(features.items()))
+    return cpu(
+        "cpu", cores=cores, ghz=ghz, vector_bits=vector_bits, fma_units=2 if vector_bits > 128 else 1,
+        bandwidth=10e9 * min(cores, 8), l1=cache.get(1, 32 << 10), l2=cache.get(2, 512 << 10),
+        l3=cache.get(3, cache.get(2, 512 << 10)), llvm_cpu=llvm.get_host_cpu_name(), llvm_features=enabled,
+    )  # fmt: skip
+
+
+def by_name(name: str) -> Target:
+    """"cpu", "h200", ...: a preset or the host."""
+    if name == "cpu":
+        return host()
+    try:
+        return PRESETS.get(name) or CPU_PRESETS[name]
+    except KeyError:
+        known = ", ".join(["cpu", *PRESETS, *CPU_PRESETS])
+        raise ValueError(f"unknown target {name!r}; known targets: {known}") from None
+
+
+def _host_caches() -> dict[int, int]:
+    """Bytes of the first core's data cache at each level, from sysfs (absent in some containers)."""
+    sizes: dict[int, int] = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        kind, level, size = (_read(index / leaf).strip() for leaf in ("type", "level", "size"))
+        match = re.fullmatch(r"(\d+)([KMG]?)", size)
+        if kind in ("Data", "Unified") and level.isdigit() and match:
+            sizes[int(level)] = int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
+    return sizes
+
+
+def _clock(cpuinfo: str) -> float:
+    """GHz: the model name's, else the current reading, else a modest guess."""
+    match = re.search(r"model name.*@\s*([\d.]+)\s*GHz", cpuinfo)
+    if match:
+        return float(match[1])
+    match = re.search(r"cpu MHz\s*:\s*([\d.]+)", cpuinfo)
+    return max(float(match[1]) / 1e3, 1.0) if match else 2.5
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,38 @@
+"""Runs every `.mlir` file under this folder through the passes its RUN line names, and checks the output.
+
+A file starts with `// RUN: nova-opt <pass> [<pass> ...]` and holds FileCheck lines (`// CHECK: ...`).
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+from filecheck.finput import FInput
+from filecheck.matcher import Matcher
+from filecheck.options import DumpInputKind, Options
+from filecheck.parser import Parser
+
+from nova import pipeline
+from nova.mlir import context, parse
+
+ROOT = Path(__file__).parent
+RUN = re.compile(r"^// RUN: nova-opt (.+)$", re.MULTILINE)
+FILES = [p for p in sorted(ROOT.rglob("*.mlir")) if RUN.search(p.read_text())]
+
+
+def filecheck(output: str, check_file: Path) -> None:
+    """Fails unless `output` satisfies the CHECK lines of the file."""
+    assert "// CHECK" in check_file.read_text(), f"{check_file} has no CHECK line"
+    options = Options(match_filename=str(check_file), dump_input=DumpInputKind.NEVER)
+    matcher = Matcher(options, FInput("<output>", output), Parser.from_opts(options))
+    assert matcher.run() == 0, f"FileCheck failed for {check_file}; the output was:\n{output}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_ir(path: Path) -> None:
+    module = parse(path.read_text())
+    with context():
+        for name in RUN.search(path.read_text())[1].split():
+            module = pipeline.run_pass(name, module)
+        assert module.operation.verify()
+        filecheck(str(module), path)
