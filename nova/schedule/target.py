@@ -133,7 +133,14 @@ PRESETS: dict[str, GpuTarget] = {
 
 
 def cpu(
-    name: str, cores: int, ghz: float, vector_bits: int = 256, fma_units: int = 2, bandwidth: float = 20e9, **fields: object
+    name: str,
+    *,
+    cores: int,
+    ghz: float,
+    vector_bits: int = 256,
+    fma_units: int = 2,
+    bandwidth: float = 20e9,
+    **fields: object,
 ) -> CpuTarget:
     """A CPU record whose peaks are derived: cores x clock x FMA units x lanes x 2."""
     flops32 = cores * ghz * 1e9 * fma_units * (vector_bits // 32) * 2
