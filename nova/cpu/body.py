@@ -73,9 +73,7 @@ def emit_region(
     raise CompileError("a region without linalg.yield")
 
 
-def hoist_uniform(
-    block: ir.Block, operands: Sequence[Value | None], hooks: Hooks | None = None
-) -> Environment:
+def hoist_uniform(block: ir.Block, operands: Sequence[Value | None], hooks: Hooks | None = None) -> Environment:
     """Emits the operations that depend only on the operands given (None: varies along the lanes), and constants.
 
     Returns their values for `emit_region(env=...)`. Call it in front of the loop over lanes.
