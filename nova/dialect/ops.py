@@ -7,7 +7,7 @@ halves of fused attention). `base.REGISTRY` maps each op's name to its declarati
 
 from __future__ import annotations
 
-from nova.dialect import contraction, elementwise, reductions, training, views  # noqa: F401  (declare their ops)
+from nova.dialect import contraction, elementwise, reductions, scalars, training, views  # noqa: F401  (declare their ops)
 from nova.dialect.base import REGISTRY, OpSpec, load
 
 __all__ = ["REGISTRY", "OpSpec", "load", "markdown"]

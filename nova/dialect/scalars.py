@@ -4,10 +4,11 @@ They are the two things a region needs that no upstream dialect has: counter-bas
 value was out of bounds.
 """
 
-from __future__ import annotations
+# no `from __future__ import annotations`: the declarations below are read as types
+from typing import Any
 
 from nova.dialect.base import Nova
-from nova.mlir import ext, ir
+from nova.mlir import ext
 
 
 class PhiloxOp(Nova.Operation, name="philox"):
@@ -16,10 +17,10 @@ class PhiloxOp(Nova.Operation, name="philox"):
     seed: i64, element: i64 -> i32; the attribute stream: i64. Pure.
     """
 
-    seed: ext.Operand[ir.IntegerType]
-    element: ext.Operand[ir.IntegerType]
-    stream: ir.IntegerAttr
-    word: ext.Result[ir.IntegerType]
+    seed: ext.Operand[Any]
+    element: ext.Operand[Any]
+    stream: Any
+    word: ext.Result[Any]
 
 
 class CheckOp(Nova.Operation, name="check"):
@@ -29,5 +30,5 @@ class CheckOp(Nova.Operation, name="check"):
     kernel goes on: what it computes from the value must be safe (a clamped index), and the step stops after it.
     """
 
-    bad: ext.Operand[ir.IntegerType]
-    value: ext.Operand[ir.IntegerType]
+    bad: ext.Operand[Any]
+    value: ext.Operand[Any]
