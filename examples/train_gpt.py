@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import sysconfig
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +22,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import nova
+from nova.measure import peak_allocated
 
 console = Console()
+WARMUP = 3  # steps left out of the timing
 
 
 class Block(nn.Module):
@@ -72,39 +73,7 @@ class Run:
     seconds: list[float] = field(default_factory=list)  # per step, after warm-up
     first_step: float = 0.0
     validation: float = 0.0
-    peak: float = 0.0  # bytes that one step adds to the process (or, on a GPU, allocates)
-
-
-class PeakMemory:
-    """The most memory the process holds above its level at entry: sampled on a CPU, exact on a GPU."""
-
-    def __init__(self, device: torch.device):
-        self.device, self.peak, self.stop = device, 0, threading.Event()
-
-    @staticmethod
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-    def _sample(self) -> None:
-        while not self.stop.is_set():
-            self.peak = max(self.peak, self.resident() - self.base)
-            time.sleep(0.0005)
-
-    def __enter__(self) -> PeakMemory:
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        else:
-            self.base = self.resident()
-            self.thread = threading.Thread(target=self._sample, daemon=True)
-            self.thread.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self.device.type == "cuda":
-            self.peak = torch.cuda.max_memory_allocated()
-        else:
-            self.stop.set()
-            self.thread.join()
+    peak: float = 0.0  # bytes that one step needs beside the parameters and the optimizer's state
 
 
 def corpus(limit: int = 20_000_000) -> Tensor:
@@ -160,21 +129,19 @@ def train(name: str, compiled: bool, model: GPT, data: list[tuple], held_out: li
     bar = progress.add_task(name, total=len(data), loss="")
     for i, (ids, targets) in enumerate(data):
         start = time.perf_counter()
-        if i == 5:  # the caches are warm and, compiled, everything is compiled
-            with PeakMemory(device) as memory:
-                loss = step(ids, targets)
-            run.peak = memory.peak
-        else:
-            loss = step(ids, targets)
-        value = loss.item()
+        value = step(ids, targets).item()
         elapsed = time.perf_counter() - start
         schedule.step()
         run.losses.append(value)
         if i == 0:
             run.first_step = elapsed
-        elif i > 5:
+        elif i >= WARMUP:
             run.seconds.append(elapsed)
         progress.update(bar, advance=1, loss=f"loss {value:.3f}")
+    if compiled:
+        run.peak = nova.explain(step, *data[0]).memory.step_bytes
+    else:
+        run.peak = peak_allocated(lambda: step(*data[0]), device)
     run.validation = sum(evaluate(*b).item() for b in held_out) / len(held_out)
     return run
 

@@ -1,0 +1,200 @@
+"""The whole compiler on one screen: the ordered table of stages, and what runs them.
+
+A step descends through levels (ARCHITECTURE.md): 0 graph, 1 `nova`, 2 `linalg`, 3 scheduled, 4-6 target code. Stages
+whose scope is "step" see the whole step; stages whose scope is "kernel" see one distinct kernel at a time, in worker
+processes, and their result is cached by the kernel's structural hash. So compile time grows with the number of
+*distinct* kernels, and with depth only through the cheap step stages.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from nova.errors import CompileError
+
+if TYPE_CHECKING:
+    from nova.capture.signature import CapturedStep
+    from nova.config import Options
+    from nova.mlir import ir
+    from nova.runtime.executable import Executable
+    from nova.schedule.target import CpuTarget
+
+Progress = Callable[[str, int, int], None]  # stage, done, total
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pass: `run(module, options)` of `module`, which takes IR of the level before and leaves IR of `level`."""
+
+    name: str
+    level: int
+    scope: Literal["step", "kernel"]
+    module: str
+    allows: tuple[str, ...]  # dialects that may remain afterwards
+
+
+_NOVA = ("builtin", "func", "nova")
+_LINALG = (*_NOVA, "arith", "linalg", "math", "tensor")
+
+STAGES: tuple[Stage, ...] = (
+    # level 1: the step as the user wrote it, then cheaper and still the same
+    Stage("simplify", 1, "step", "nova.graph.simplify", _NOVA),
+    Stage("precision", 1, "step", "nova.graph.precision", _NOVA),
+    # level 1 to 2: which ops share a kernel; one body for equal kernels
+    Stage("form-dispatches", 1, "step", "nova.fusion.dispatch", _NOVA),
+    Stage("outline-kernels", 1, "step", "nova.fusion.outline", _NOVA),
+    # level 2: each distinct kernel as structured ops
+    Stage("lower-attention", 2, "kernel", "nova.fusion.attention", _LINALG),
+    Stage("nova-to-linalg", 2, "kernel", "nova.fusion.to_linalg", _LINALG),
+    Stage("fuse-elementwise", 2, "kernel", "nova.fusion.elementwise", _LINALG),
+    Stage("fold-epilogue", 2, "kernel", "nova.fusion.epilogue", _LINALG),
+    # level 3: every kernel carries its schedule
+    Stage("configure", 3, "kernel", "nova.schedule.annotate", _LINALG),
+    Stage("split-loss-head", 3, "kernel", "nova.fusion.loss_head", _LINALG),
+)
+BY_NAME = {stage.name: stage for stage in STAGES}
+
+
+def run_pass(name: str, module: ir.Module, options: Any = None, verify: bool = True) -> ir.Module:
+    """Runs one stage by name, as `python -m nova opt` and the IR tests do. Raises CompileError with the pass's name."""
+    stage = BY_NAME.get(name)
+    if stage is None:
+        raise CompileError(f"no pass named {name!r}; passes: {', '.join(BY_NAME)}")
+    run = importlib.import_module(stage.module).run
+    module = run(module, options) or module
+    if verify:
+        check_level(stage, module)
+    return module
+
+
+def check_level(stage: Stage, module: ir.Module) -> None:
+    """The contract of a level: the IR verifies, and holds only the dialects that the stage allows."""
+    if not module.operation.verify():
+        raise CompileError(f"{stage.name} left IR that does not verify")
+    found = {dialect for op in _walk(module.operation) if (dialect := op.name.split(".")[0]) not in stage.allows}
+    if found:
+        raise CompileError(f"after {stage.name} the dialects {sorted(found)} may not remain (level {stage.level})")
+
+
+def _walk(op: Any) -> Iterator[Any]:
+    yield op
+    for region in op.regions:
+        for block in region:
+            for child in block:
+                yield from _walk(child.operation)
+
+
+def lower_kernel(text: str, options: Any, stop_at: str | None = None) -> Iterator[tuple[str, ir.Module]]:
+    """Lowers one outlined kernel stage by stage, yielding (stage name, module) after each."""
+    from nova import mlir
+
+    module = mlir.parse(text)
+    with mlir.context(), mlir.ir.Location.unknown():
+        for stage in STAGES:
+            if stage.scope == "kernel":
+                module = run_pass(stage.name, module, options, verify=False)
+                yield stage.name, module
+                if stage.name == stop_at:
+                    return
+
+
+def build_kernel(text: str, target: CpuTarget) -> Any:
+    """From one outlined kernel (text, level 1) to object code. Pure: runs in worker processes, cached by its input."""
+    from nova.cpu.compile import compile_kernel
+
+    module = None
+    for _, module in lower_kernel(text, target):
+        pass
+    return compile_kernel(str(module), target)
+
+
+@dataclass
+class Kernel:
+    """A distinct kernel of a step, as `nova.explain` shows it."""
+
+    name: str
+    kind: str
+    calls: int
+    text: str  # level 1, as outlined: what the kernel stages and the cache key start from
+
+
+@dataclass
+class Compilation:
+    """A compiled step and the record of how it came about."""
+
+    executable: Executable
+    name: str
+    module_text: Callable[[], str]  # the step after outlining
+    kernels: list[Kernel] = field(default_factory=list)
+    decisions: list[Any] = field(default_factory=list)  # fusion decisions with reasons, see nova/fusion/decisions.py
+    seconds: dict[str, float] = field(default_factory=dict)  # per stage
+    compiled: int = 0  # kernels compiled now; the others came from the cache
+    snapshots: dict[str, str] = field(default_factory=dict)  # text after each step stage, when dumping
+
+
+class Clock:
+    """Seconds spent in each named stage, reported as progress when it begins."""
+
+    def __init__(self, progress: Progress | None):
+        self.seconds: dict[str, float] = {}
+        self.progress = progress
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        if self.progress:
+            self.progress(name, 0, 0)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def lower_step(captured: CapturedStep, options: Options, clock: Clock, snapshots: dict[str, str] | None = None):
+    """Level 0 to the outlined step: (module, fusion decisions). `snapshots` collects the text after every stage."""
+    from nova import config, mlir
+    from nova.dialect import emit
+    from nova.fusion import decisions
+
+    with mlir.context(), mlir.ir.Location.unknown():
+        with clock.stage("emit"):
+            module = emit.emit(captured)
+        if snapshots is not None:
+            snapshots["nova"] = str(module)
+        with decisions.collecting() as made:
+            for stage in STAGES:
+                if stage.scope == "step" and stage.name not in config.knobs.disabled_passes:
+                    with clock.stage(stage.name):
+                        module = run_pass(stage.name, module, options, verify=config.knobs.verify)
+                    if snapshots is not None:
+                        snapshots[stage.name] = str(module)
+    return module, made
+
+
+def compile_step(
+    captured: CapturedStep, target: CpuTarget, options: Options, progress: Progress | None = None, snapshot: bool = False
+) -> Compilation:
+    """From a captured step to an executable.
+
+    Raises CompileError for a bug in a pass, UnsupportedError when `options.on_unsupported == "error"` and something
+    would run through PyTorch.
+    """
+    from nova.fusion import outline
+    from nova.runtime import executable, pool
+
+    clock = Clock(progress)
+    snapshots: dict[str, str] = {}
+    module, decisions = lower_step(captured, options, clock, snapshots if snapshot else None)
+    kernels = [Kernel(k.name, k.kind, k.calls, k.text) for k in outline.kernels(module)]
+    with clock.stage("kernels"):
+        report = (lambda done, total: progress("kernels", done, total)) if progress else None
+        objects = pool.compile_kernels([k.text for k in kernels], target, report)
+    with clock.stage("link"):
+        symbols = {k.name: o for k, o in zip(kernels, objects, strict=True)}
+        linked = executable.build(module, symbols, captured.signature)
+    return Compilation(linked, captured.name, lambda: str(module), kernels, decisions, clock.seconds, snapshots=snapshots)
