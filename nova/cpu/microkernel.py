@@ -1,0 +1,112 @@
+"""The register tile: `rows x (vectors * lanes)` accumulators, k unrolled, one broadcast and one fused multiply-add each.
+
+    for k, step 4:                                   panels are [k][rows] and [k][columns] when packed; unpacked operands
+      b0, b1 = B[k, 0:8], B[k, 8:16]                 are read in place, with their own strides
+      for r in 0..5:  a = broadcast(A[r, k])
+                      c[r][0] = fma(a, b0, c[r][0]);  c[r][1] = fma(a, b1, c[r][1])
+
+Twelve accumulators, two vectors of B and one broadcast fill the sixteen AVX2 registers; one more row and they spill.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nova.cpu import build, ints
+from nova.cpu import lanes as ln
+from nova.cpu.ints import Int
+from nova.cpu.lanes import Value
+from nova.mlir import ir
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Shape and arithmetic of the register tile."""
+
+    rows: int
+    vectors: int
+    lanes: int
+    accumulator: ir.Type
+    unroll: int
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+    @property
+    def vector(self) -> ir.Type:
+        return ln.vector_type(self.accumulator, self.lanes)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One operand of the tile: a pointer to it at k = 0, its elements, and how far apart they are.
+
+    `places` are the element offsets of the tile's rows (lhs); the columns of rhs are contiguous.
+    """
+
+    pointer: Value
+    element: ir.Type
+    k_stride: int
+    places: tuple[Int, ...] = ()
+
+
+def to_accumulator(value: Value, accumulator: ir.Type) -> Value:
+    """Widens an operand to the accumulator's type."""
+    element = ln.element_of(value.type)
+    if element == accumulator:
+        return value
+    if ln.is_narrow_float(element):
+        value = ln.extend(value)
+    return value if ln.element_of(value.type) == accumulator else ln.cast("extf", value, accumulator)
+
+
+def _multiply_add(a: Value, b: Value, c: Value) -> Value:
+    return ln.create("vector.fma", c.type, [a, b, c])
+
+
+def multiply(tile: Tile, lhs: Panel, rhs: Panel, depth: Int) -> list[Value]:
+    """Accumulators [row][vector] of lhs @ rhs over `depth` steps of k, starting from zero."""
+    zeros = [ln.constant(tile.vector, 0.0) for _ in range(tile.rows * tile.vectors)]
+    # Rows at run-time places (an edge tile read in place) get a pointer each; constants stay in the addressing mode.
+    rows = [
+        (lhs.pointer, place) if isinstance(place, int) else (ln.address(lhs.pointer, place, lhs.element), 0)
+        for place in lhs.places
+    ]
+
+    def step(k: Int, accumulators: list[Value]) -> list[Value]:
+        k_lhs, k_rhs = ints.mul(k, lhs.k_stride), ints.mul(k, rhs.k_stride)
+        columns = [
+            to_accumulator(
+                ln.load(ints.offset_pointer(rhs.pointer, ints.add(k_rhs, v * tile.lanes), rhs.element), rhs.element, tile.lanes),
+                tile.accumulator,
+            )
+            for v in range(tile.vectors)
+        ]
+        out = list(accumulators)
+        for r, (pointer, place) in enumerate(rows):
+            scalar = ln.load(ints.offset_pointer(pointer, ints.add(k_lhs, place), lhs.element), lhs.element)
+            a = ln.splat(to_accumulator(scalar, tile.accumulator), tile.lanes)
+            for v in range(tile.vectors):
+                out[r * tile.vectors + v] = _multiply_add(a, columns[v], out[r * tile.vectors + v])
+        return out
+
+    def unrolled(k: Int, accumulators: list[Value]) -> list[Value]:
+        for u in range(tile.unroll):
+            accumulators = step(ints.add(k, u), accumulators)
+        return accumulators
+
+    main = ints.mul(ints.div(depth, tile.unroll), tile.unroll)
+    accumulators = _loop(0, main, tile.unroll, zeros, unrolled)
+    if isinstance(depth, int) and depth == main:
+        return accumulators
+    return _loop(main, depth, 1, accumulators, step)
+
+
+def _loop(begin: Int, end: Int, stride: int, carried: list[Value], body) -> list[Value]:
+    if isinstance(begin, int) and isinstance(end, int):
+        if end <= begin:
+            return carried
+        if end - begin <= stride:
+            return body(begin, carried)
+    return build.loop_carrying(ints.value(begin), ints.value(end), ln.i64(stride), carried, body)
