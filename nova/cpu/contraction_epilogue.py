@@ -9,10 +9,11 @@ vector load, one scalar for all lanes, or a scalar a lane.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nova.cpu import access as ac
-from nova.cpu import body, build, ints
+from nova.cpu import body, ints
 from nova.cpu import lanes as ln
 from nova.cpu.access import Access
 from nova.cpu.contraction_form import Contraction, Generic
@@ -224,20 +225,16 @@ def _places(generic: Generic, number: int) -> list[tuple[tuple[int, int], ...]]:
     return found
 
 
-def emit_row(frame: Frame, m: Int, n: Int, count: Int, limit: int, row: Value, lanes: int) -> None:
-    """The epilogue on columns [n, n + count) of row m, whose accumulators lie at `row`: vectors, then single columns.
+def emit_row(
+    frame: Frame, m: Int, n: Int, count: Int, load: Callable[[Int, int], Value], lanes: int
+) -> None:
+    """The epilogue on columns [n, n + count) of row m: whole vectors, then single columns.
 
-    `limit` is the largest count there can be.
+    `load(j, lanes)` gives the accumulators of columns n + j and following (lanes = 0: of one column).
     """
-    accumulator = frame.c.accumulator
     whole = ints.mul(ints.div(count, lanes), lanes)
     with ints.loop(0, whole, lanes) as j:
-        value = ln.load(ints.offset_pointer(row, j, accumulator), accumulator, lanes)
-        Segment(frame, m, ints.add(n, j), lanes, value).store_outputs()
-    if isinstance(count, int) and count == whole:
-        return
-    if isinstance(whole, int) and not isinstance(count, int) and limit == whole:
-        return
-    with build.loop(ints.value(whole), ints.value(count), ln.i64(1)) as j:
-        value = ln.load(ints.offset_pointer(row, j, accumulator), accumulator)
-        Segment(frame, m, ints.add(n, j), 0, value).store_outputs()
+        Segment(frame, m, ints.add(n, j), lanes, load(j, lanes)).store_outputs()
+    if not (isinstance(count, int) and count == whole):
+        with ints.loop(whole, count) as j:
+            Segment(frame, m, ints.add(n, j), 0, load(j, 0)).store_outputs()

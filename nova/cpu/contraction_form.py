@@ -88,6 +88,11 @@ class Contraction:
     def batch(self) -> int:
         return self.dims.extent(self.dims.batch)
 
+    def plane_reads(self) -> list[Access]:
+        """What the epilogue reads for each (m, n), and what the accumulation starts from."""
+        factors = [(self.core.op, 0), (self.core.op, 1)]
+        return [access for key, access in self.accesses.items() if key not in factors]
+
     def all_accesses(self) -> Iterator[Access]:
         yield self.lhs
         yield self.rhs

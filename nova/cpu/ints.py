@@ -90,6 +90,13 @@ def at_most(a: Int, bound: int, always: bool) -> bool | Value:
     return a <= bound if isinstance(a, int) else ln.cmpi("sle", a, ln.i64(bound))
 
 
+def at_least(a: Int, b: Int) -> bool | Value:
+    """a >= b."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a >= b
+    return ln.cmpi("sge", value(a), value(b))
+
+
 def both(a: bool | Value, b: bool | Value) -> bool | Value:
     """Logical and of conditions that may be known already."""
     if isinstance(a, bool):

@@ -1,7 +1,7 @@
-"""The register tile: `rows x (vectors * lanes)` accumulators, k unrolled, one broadcast and one fused multiply-add each.
+"""The register tile: `rows x (vectors * lanes)` accumulators, one broadcast and `vectors` multiply-adds a row and k.
 
-    for k, step 4:                                   panels are [k][rows] and [k][columns] when packed; unpacked operands
-      b0, b1 = B[k, 0:8], B[k, 8:16]                 are read in place, with their own strides
+    for k, step 4:                               packed panels are [k][rows] and [k][columns];
+      b0, b1 = B[k, 0:8], B[k, 8:16]             operands in place are read with their own strides
       for r in 0..5:  a = broadcast(A[r, k])
                       c[r][0] = fma(a, b0, c[r][0]);  c[r][1] = fma(a, b1, c[r][1])
 
@@ -47,7 +47,7 @@ class Panel:
 
     pointer: Value
     element: ir.Type
-    k_stride: int
+    k_stride: Int
     places: tuple[Int, ...] = ()
 
 
@@ -74,15 +74,13 @@ def multiply(tile: Tile, lhs: Panel, rhs: Panel, depth: Int) -> list[Value]:
         for place in lhs.places
     ]
 
+    def rhs_vector(offset: Int) -> Value:
+        vector = ln.load(ints.offset_pointer(rhs.pointer, offset, rhs.element), rhs.element, tile.lanes)
+        return to_accumulator(vector, tile.accumulator)
+
     def step(k: Int, accumulators: list[Value]) -> list[Value]:
         k_lhs, k_rhs = ints.mul(k, lhs.k_stride), ints.mul(k, rhs.k_stride)
-        columns = [
-            to_accumulator(
-                ln.load(ints.offset_pointer(rhs.pointer, ints.add(k_rhs, v * tile.lanes), rhs.element), rhs.element, tile.lanes),
-                tile.accumulator,
-            )
-            for v in range(tile.vectors)
-        ]
+        columns = [rhs_vector(ints.add(k_rhs, v * tile.lanes)) for v in range(tile.vectors)]
         out = list(accumulators)
         for r, (pointer, place) in enumerate(rows):
             scalar = ln.load(ints.offset_pointer(pointer, ints.add(k_lhs, place), lhs.element), lhs.element)

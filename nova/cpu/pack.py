@@ -50,65 +50,67 @@ class Source:
         return ac.offset_along(self.access, self.depth, self.sizes, place)
 
 
-def panels(
-    source: Source,
-    start: Int,
-    end: Int,
-    limit: int,
-    k_start: Int,
-    k_count: Int,
-    width: int,
-    destination: Value,
-    panel_stride: int,
-    accumulator: ir.Type,
-    lanes: int,
-) -> None:
-    """Packs rows [start, end) of `source`, k in [k_start, k_start + k_count), into consecutive panels of `width`.
+@dataclass(frozen=True)
+class Block:
+    """What of it, and where to: rows [start, end), k in [k_start, k_start + k_count), panels of `width` rows.
 
     `limit` is the extent of the dimension: rows past it are not read.
     """
-    whole = limit % width == 0  # then every panel is full: blocks start and end at multiples of width
-    stride, run = source.across_run()
-    k_stride = source.depth_stride()
-    aligned = run >= limit or run % width == 0
-    if stride == 1 and aligned:
-        fast = _copy_contiguous
-    elif k_stride == 1 and lanes > 1:
-        fast = _transpose
-    else:
-        fast = None
-    with ints.loop(start, end, width) as place:
-        panel = ints.mul(ints.div(ints.sub(place, start), width), panel_stride)
-        to = ints.offset_pointer(destination, panel, accumulator)
-        shape = _Shape(place, limit, k_start, k_count, width, to, accumulator, lanes)
-        if fast is None:
-            _general(source, shape)
-        elif whole:
-            fast(source, shape)
-        else:
-            full = ln.cmpi("sle", ints.value(ints.add(place, width)), ln.i64(limit))
-            branch = scf.IfOp(full, has_else=True)
-            with ir.InsertionPoint(branch.then_block):
-                fast(source, shape)
-                scf.YieldOp([])
-            with ir.InsertionPoint(branch.else_block):
-                _general(source, shape)
-                scf.YieldOp([])
 
-
-@dataclass(frozen=True)
-class _Shape:
-    place: Int  # first row of the panel
+    start: Int
+    end: Int
     limit: int
     k_start: Int
     k_count: Int
     width: int
-    to: Value
+    destination: Value
+    panel_stride: int  # elements from one panel to the next
     accumulator: ir.Type
     lanes: int
 
-    def put(self, value: Value, offset: Int) -> None:
-        ln.store(to_accumulator(value, self.accumulator), ints.offset_pointer(self.to, offset, self.accumulator))
+    def at(self, place: Int) -> _Panel:
+        offset = ints.mul(ints.div(ints.sub(place, self.start), self.width), self.panel_stride)
+        return _Panel(self, place, ints.offset_pointer(self.destination, offset, self.accumulator))
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """One panel: its block, its first row and where it goes."""
+
+    block: Block
+    place: Int
+    to: Value
+
+    def put(self, value: Value, k: Int, row: int) -> None:
+        offset = ints.add(ints.mul(k, self.block.width), row)
+        accumulator = self.block.accumulator
+        ln.store(to_accumulator(value, accumulator), ints.offset_pointer(self.to, offset, accumulator))
+
+
+def panels(source: Source, block: Block) -> None:
+    """Packs a block of `source` into consecutive panels."""
+    stride, run = source.across_run()
+    aligned = run >= block.limit or run % block.width == 0
+    fast = None
+    if stride == 1 and aligned:
+        fast = _copy_contiguous
+    elif source.depth_stride() == 1 and block.lanes > 1:
+        fast = _transpose
+    with ints.loop(block.start, block.end, block.width) as place:
+        panel = block.at(place)
+        if fast is None:
+            _general(source, panel)
+        elif block.limit % block.width == 0:  # blocks start and end at multiples of width: every panel is full
+            fast(source, panel)
+        else:
+            full = ln.cmpi("sle", ints.value(ints.add(place, block.width)), ln.i64(block.limit))
+            branch = scf.IfOp(full, has_else=True)
+            with ir.InsertionPoint(branch.then_block):
+                fast(source, panel)
+                scf.YieldOp([])
+            with ir.InsertionPoint(branch.else_block):
+                _general(source, panel)
+                scf.YieldOp([])
 
 
 def _pieces(width: int, lanes: int) -> list[tuple[int, int]]:
@@ -121,68 +123,66 @@ def _pieces(width: int, lanes: int) -> list[tuple[int, int]]:
     return pieces
 
 
-def _copy_contiguous(source: Source, s: _Shape) -> None:
+def _copy_contiguous(source: Source, panel: _Panel) -> None:
     """Rows are neighbours in memory: for each k, `width` elements move as vectors."""
-    element = source.access.element
-    base = ints.offset_pointer(source.pointer, source.across_offset(s.place), element)
-    with ints.loop(0, s.k_count) as k:
-        row = source.depth_offset(ints.add(s.k_start, k))
-        for start, size in _pieces(s.width, s.lanes):
-            vector = ln.load(ints.offset_pointer(base, ints.add(row, start), element), element, size)
-            s.put(vector, ints.add(ints.mul(k, s.width), start))
+    element, block = source.access.element, panel.block
+    base = ints.offset_pointer(source.pointer, source.across_offset(panel.place), element)
+    with ints.loop(0, block.k_count) as k:
+        row = source.depth_offset(ints.add(block.k_start, k))
+        for start, size in _pieces(block.width, block.lanes):
+            panel.put(ln.load(ints.offset_pointer(base, ints.add(row, start), element), element, size), k, start)
 
 
-def _general(source: Source, s: _Shape) -> None:
+def _general(source: Source, panel: _Panel) -> None:
     """Scalars through one offset a row; rows past the limit repeat the last one."""
-    element = source.access.element
-    rows = [
-        ints.value(source.across_offset(ints.minimum(ints.add(s.place, r), s.limit - 1))) for r in range(s.width)
-    ]
-    with ints.loop(0, s.k_count) as k:
-        base = ints.offset_pointer(source.pointer, source.depth_offset(ints.add(s.k_start, k)), element)
+    element, block = source.access.element, panel.block
+    places = [ints.minimum(ints.add(panel.place, r), block.limit - 1) for r in range(block.width)]
+    rows = [ints.value(source.across_offset(place)) for place in places]
+    with ints.loop(0, block.k_count) as k:
+        base = ints.offset_pointer(source.pointer, source.depth_offset(ints.add(block.k_start, k)), element)
         for r, row in enumerate(rows):
-            s.put(ln.load(ln.address(base, row, element), element), ints.add(ints.mul(k, s.width), r))
+            panel.put(ln.load(ln.address(base, row, element), element), k, r)
 
 
-def _transpose(source: Source, s: _Shape) -> None:
+def _transpose(source: Source, panel: _Panel) -> None:
     """k is contiguous: blocks of `lanes` rows by `chunk` k's are read along k and turned in registers.
 
-    Row i and row i + chunk, i + 2 * chunk, ... share a register, one 128-bit lane each, so that a transpose inside
-    each lane finishes the block: no shuffle crosses lanes.
+    Rows i, i + chunk, i + 2 * chunk, ... share a register, one 128-bit lane each, so that a transpose inside each lane
+    finishes the block: no shuffle crosses lanes.
     """
-    element, lanes = source.access.element, s.lanes
-    chunk = min(lanes, CHUNK_BITS // ln.width_of(s.accumulator))
-    rows = [ints.value(source.across_offset(ints.add(s.place, r))) for r in range(s.width)]
-    begin = ints.offset_pointer(source.pointer, source.depth_offset(s.k_start), element)
+    element, block = source.access.element, panel.block
+    chunk = min(block.lanes, CHUNK_BITS // ln.width_of(block.accumulator))
+    begin = ints.offset_pointer(source.pointer, source.depth_offset(block.k_start), element)
+    rows = [ints.value(source.across_offset(ints.add(panel.place, r))) for r in range(block.width)]
     pointers = [ln.address(begin, row, element) for row in rows]
-    main = ints.mul(ints.div(s.k_count, chunk), chunk)
+    main = ints.mul(ints.div(block.k_count, chunk), chunk)
     with ints.loop(0, main, chunk) as k:
-        for group in range(0, s.width, lanes):
-            count = min(lanes, s.width - group)
-            for t, vector in enumerate(_turned(pointers[group : group + count], k, element, s, chunk)):
-                _put_first(vector, count, s, ints.add(ints.mul(ints.add(k, t), s.width), group))
-    if isinstance(main, int) and isinstance(s.k_count, int) and main == s.k_count:
-        return
-    with ints.loop(main, s.k_count) as k:
-        for r, pointer in enumerate(pointers):
-            s.put(ln.load(ints.offset_pointer(pointer, k, element), element), ints.add(ints.mul(k, s.width), r))
+        for group in range(0, block.width, block.lanes):
+            count = min(block.lanes, block.width - group)
+            for t, vector in enumerate(_turned(pointers[group : group + count], k, element, block, chunk)):
+                for start, size in _pieces(count, block.lanes):
+                    panel.put(_part(vector, start, size), ints.add(k, t), group + start)
+    if main is not block.k_count:
+        with ints.loop(main, block.k_count) as k:
+            for r, pointer in enumerate(pointers):
+                panel.put(ln.load(ints.offset_pointer(pointer, k, element), element), k, r)
 
 
-def _turned(pointers: Sequence[Value], k: Int, element: ir.Type, s: _Shape, chunk: int) -> list[Value]:
+def _turned(pointers: Sequence[Value], k: Int, element: ir.Type, block: Block, chunk: int) -> list[Value]:
     """`chunk` vectors: the t-th holds element k + t of every row."""
 
     def load(row: int) -> Value:
         pointer = pointers[min(row, len(pointers) - 1)]
-        return to_accumulator(ln.load(ints.offset_pointer(pointer, k, element), element, chunk), s.accumulator)
+        return to_accumulator(ln.load(ints.offset_pointer(pointer, k, element), element, chunk), block.accumulator)
 
     vectors = []
     for i in range(chunk):
-        parts = [load(i + chunk * j) for j in range(s.lanes // chunk)]
+        parts = [load(i + chunk * j) for j in range(block.lanes // chunk)]
         while len(parts) > 1:
-            width = ln.lanes_of(parts[0].type)
-            parts = [ln.shuffle(a, b, range(2 * width)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+            both = range(2 * ln.lanes_of(parts[0].type))
+            parts = [ln.shuffle(a, b, both) for a, b in zip(parts[::2], parts[1::2], strict=True)]
         vectors.append(parts[0])
-    return _turn_chunks(vectors, s.lanes, chunk)
+    return _turn_chunks(vectors, block.lanes, chunk)
 
 
 def _turn_chunks(rows: list[Value], lanes: int, chunk: int) -> list[Value]:
@@ -207,12 +207,8 @@ def _turn_chunks(rows: list[Value], lanes: int, chunk: int) -> list[Value]:
     return [*interleaved(low01, low23, 2), *interleaved(high01, high23, 2)]
 
 
-def _put_first(vector: Value, count: int, s: _Shape, offset: Int) -> None:
-    """Stores the first `count` lanes."""
-    lanes = ln.lanes_of(vector.type)
-    if count == lanes:
-        s.put(vector, offset)
-        return
-    for start, size in _pieces(count, lanes):
-        part = ln.shuffle(vector, vector, range(start, start + size)) if size > 1 else ln.lane(vector, start)
-        s.put(part, ints.add(offset, start))
+def _part(vector: Value, start: int, size: int) -> Value:
+    """Lanes [start, start + size) of a vector."""
+    if size == ln.lanes_of(vector.type):
+        return vector
+    return ln.shuffle(vector, vector, range(start, start + size))

@@ -1,24 +1,34 @@
-"""Chooses how a contraction is tiled, from its shape and the target's limits alone: no search on hardware, no timing."""
+"""Chooses how a contraction is tiled, from its shape and the target's limits alone: no search on hardware, no timing.
+
+`schedule_contraction(problem, target)` is pure and memoised; CPUs and GPUs answer with the same record, of which each
+uses its part. A schedule explains itself: `reasons` says what bound each choice, `seconds` is the model's prediction.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import functools
+from dataclasses import dataclass
 
-from nova.schedule.target import ELEMENT_BYTES, CpuTarget, Target
+from nova.schedule.target import ELEMENT_BYTES, CpuTarget, GpuTarget, Target
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand as the nest walks it. A stride is None where the dimension is made of several."""
+    """One operand as the nest walks it: a stride is None where the dimension is made of several."""
 
     dtype: str
     across_stride: int | None  # elements between neighbours along m (lhs) or n (rhs)
     k_stride: int | None
-    elements: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return ELEMENT_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
 class ContractionProblem:
+    """C[batch, m, n] = sum over k of A[batch, m, k] * B[batch, k, n], and an epilogue."""
+
     m: int
     n: int
     k: int
@@ -26,48 +36,84 @@ class ContractionProblem:
     lhs: Operand
     rhs: Operand
     accumulate: str = "f32"
-    output_bytes: int = 4  # bytes stored for each (m, n)
+    compute: str = ""  # the operands' type in the arithmetic units: "tf32" where the user's settings allow it
+    output_bytes: int = 4  # stored for each (m, n)
+    epilogue_bytes: int = 0  # loaded for each (m, n)
     epilogue_operations: int = 0
-    keeps_partials: bool = True  # an f32 result can hold sums between k blocks
+    n_tile_limit: int = 0  # the kernel reduces over tiles of n of this size: blocks may not cross them (0: no tiles)
 
     @property
     def flops(self) -> float:
         return 2.0 * self.m * self.n * self.k * self.batch
 
+    @property
+    def bytes(self) -> float:
+        """Least main-memory traffic: each operand once."""
+        operands = self.m * self.k * self.lhs.bytes + self.k * self.n * self.rhs.bytes
+        return float(self.batch * (operands + self.m * self.n * (self.output_bytes + self.epilogue_bytes)))
+
+    @property
+    def dtype(self) -> str:
+        """Key of the target's rate table."""
+        return self.compute or self.lhs.dtype
+
+    def intensity(self) -> float:
+        """FLOPs per element moved, as the paper counts it."""
+        return 2 * self.m * self.n * self.k / max(self.m * self.k + self.k * self.n + self.m * self.n, 1)
+
+
+def operand(dtype: str, across: int | None, k: int | None) -> Operand:
+    return Operand(dtype, across, k)
+
+
+def row_major(m: int, n: int, k: int, dtype: str = "f32", layout: str = "nn", batch: int = 1, **more: object) -> ContractionProblem:
+    """A plain matrix product; layout as BLAS writes it: "nt" is A[m, k] @ B[n, k]^T."""
+    lhs = Operand(dtype, k, 1) if layout[0] == "n" else Operand(dtype, 1, m)
+    rhs = Operand(dtype, 1, n) if layout[1] == "n" else Operand(dtype, k, 1)
+    return ContractionProblem(m, n, k, batch, lhs, rhs, **more)  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True)
-class CpuContractionSchedule:
-    kind: str  # "tiled" | "rows" | "split_k"
-    rows: int
-    vectors: int
-    lanes: int
-    unroll: int
-    mc: int
-    nc: int
-    kc: int
-    pack_lhs: bool
-    pack_rhs: bool
-    split: str  # dimension dealt to threads: "m" | "n"
-    unit: int
-    groups: int
-    threads: int
-    k_chunks: int = 1
+class ContractionSchedule:
+    """One contraction's plan. `workgroup`, `reduction`, `subgroup` are the paper's names for the nested tiles."""
+
+    kind: str  # CPU: "tiled", "dot"; GPU: "mma_sync", "wgmma", "simt"
+    workgroup: tuple[int, int]  # M x N block: a cache block on a CPU, a thread block on a GPU
+    reduction: int  # K step of a block
+    subgroup: tuple[int, int]  # M x N of the innermost unit: the register tile, or a warp's tile
+    threads: int  # threads of the pool worth using, or threads of a block
+    promoted: tuple[bool, bool] = (True, True)  # copy lhs / rhs into packed panels or shared memory
+    unroll: int = 4
+    split: str = "m"  # CPU: dimension dealt to threads
+    unit: int = 1  # CPU: rows (columns) of that dimension in one task
+    groups: int = 1  # CPU: ranges of the other dimension; GPU: blocks that share an L2 panel (rasterisation width)
+    k_chunks: int = 1  # independent pieces of K, added in order afterwards
+    warps: tuple[int, int] = (1, 1)  # GPU: warp grid of a block
+    stages: int = 1  # GPU: buffers of the software pipeline
+    cluster: tuple[int, int] = (1, 1)
+    intrinsic: str = ""
+    smem_bytes: int = 0
     seconds: float = 0.0
-    reasons: tuple[str, ...] = field(default=())
+    reasons: tuple[str, ...] = ()
 
 
-def schedule_contraction(problem: ContractionProblem, target: Target) -> CpuContractionSchedule:
-    assert isinstance(target, CpuTarget)
-    lanes = target.lanes(problem.accumulate)
-    rows, vectors = 6, 2
-    nr = vectors * lanes
-    size = ELEMENT_BYTES[problem.accumulate]
-    kc_max = target.l1 // 2 // (nr * size)
-    blocks = max(1, -(-problem.k // (kc_max + kc_max // 2)))
-    kc = max(1, -(-problem.k // blocks))
-    kc = min(-(-kc // 4) * 4, max(problem.k, 1))
-    mc = max(rows, target.l2 // 5 * 2 // (kc * size) // rows * rows)
-    nc = max(nr, target.l3 // (2 * target.cores) // (kc * size) // nr * nr)
-    return CpuContractionSchedule(
-        "tiled", rows, vectors, lanes, 4, mc, nc, kc, True, True, "m", rows * 4, 1, target.cores,
-    )
+@functools.lru_cache(maxsize=4096)
+def _schedule(problem: ContractionProblem, target_name: str, key: int) -> ContractionSchedule:
+    target = _TARGETS[key]
+    if isinstance(target, CpuTarget):
+        from nova.schedule import contraction_cpu
+
+        return contraction_cpu.schedule(problem, target)
+    from nova.schedule import contraction_gpu
+
+    assert isinstance(target, GpuTarget)
+    return contraction_gpu.schedule(problem, target)
+
+
+_TARGETS: dict[int, Target] = {}  # targets hold a dict of rates, so they are kept by identity for the memo
+
+
+def schedule_contraction(problem: ContractionProblem, target: Target) -> ContractionSchedule:
+    """The plan for one contraction on one target."""
+    _TARGETS[id(target)] = target
+    return _schedule(problem, target.name, id(target))

@@ -49,6 +49,7 @@ class CpuTarget(Target):
     l1: int = 32 << 10
     l2: int = 512 << 10
     l3: int = 8 << 20  # shared
+    clock: float = 2.5e9
     llvm_cpu: str = "x86-64-v3"
     llvm_features: str = ""
     fork_seconds: float = 2e-6  # fork-join of a warm thread pool
@@ -138,7 +139,7 @@ def cpu(
     cores: int,
     ghz: float,
     vector_bits: int = 256,
-    fma_units: int = 2,
+    fma_units: float = 2,
     bandwidth: float = 20e9,
     **fields: object,
 ) -> CpuTarget:
@@ -148,7 +149,7 @@ def cpu(
     registers = 32 if vector_bits == 512 else 16
     return CpuTarget(
         name=name, bandwidth=bandwidth, peak=peak, cores=cores, vector_bits=vector_bits, registers=registers,
-        core_bandwidth=min(bandwidth, 10e9), **fields,  # type: ignore[arg-type]
+        core_bandwidth=min(bandwidth, 10e9), clock=ghz * 1e9, **fields,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -172,7 +173,7 @@ def host() -> CpuTarget:
     cores = len(os.sched_getaffinity(0))
     enabled = ",".join(("+" if on else "-") + feature for feature, on in sorted(features.items()))
     return cpu(
-        "cpu", cores=cores, ghz=ghz, vector_bits=vector_bits, fma_units=2 if vector_bits > 128 else 1,
+        "cpu", cores=cores, ghz=ghz, vector_bits=vector_bits, fma_units=_fma_units(llvm.get_host_cpu_name(), vector_bits),
         bandwidth=10e9 * min(cores, 8), l1=cache.get(1, 32 << 10), l2=cache.get(2, 512 << 10),
         l3=cache.get(3, cache.get(2, 512 << 10)), llvm_cpu=llvm.get_host_cpu_name(), llvm_features=enabled,
     )  # fmt: skip
@@ -187,6 +188,11 @@ def by_name(name: str) -> Target:
     except KeyError:
         known = ", ".join(["cpu", *PRESETS, *CPU_PRESETS])
         raise ValueError(f"unknown target {name!r}; known targets: {known}") from None
+
+
+def _fma_units(cpu_name: str, vector_bits: int) -> float:
+    """Whole-vector multiply-adds a clock: two, except where the units are half as wide as the registers."""
+    return 1.0 if cpu_name == "znver1" or vector_bits == 128 else 2.0
 
 
 def _host_caches() -> dict[int, int]:

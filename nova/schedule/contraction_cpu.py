@@ -1,0 +1,268 @@
+"""Contractions on a CPU: the register tile from the register file, the blocks from the caches, threads from the time.
+
+- Register tile: accumulators, one row of B vectors and a broadcast must fit the register file. Among those that do, the
+  one with the least time wins: multiply-adds and loads of a k step, times the padding of M and N to whole tiles.
+- KC: half of L1 holds a B panel. MC: two fifths of L2 hold the A block. NC: a core's half of L3 holds the B block.
+- Packing pays when a panel is read many times or its strides defeat the caches; small or skinny problems read in place.
+- Threads split the dimension whose split copies less: threads that split M each pack B, threads that split N each pack A.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from nova.schedule.contraction import ContractionProblem, ContractionSchedule, Operand
+from nova.schedule.target import ELEMENT_BYTES, CpuTarget
+
+LATENCY = 4.5  # clocks of a fused multiply-add: a tile needs that many independent ones in flight
+LOAD = 0.65  # clocks a vector load or broadcast takes of the tile's step when loads bind
+SKINNY = 8  # rows up to which packing B cannot pay
+EFFICIENCY = 0.93  # of the multiply-add rate that a well-fed tile reaches
+FORK_WORTH = 20e-6  # seconds of serial work below which a fork-join doesn't pay: an idle pool wakes in 17 us
+TIE = 1.03  # times nearer than this are equal
+SMALL = 50e-6  # seconds of arithmetic below which edge tiles cost more than a narrower tile
+K_CHUNK = 1024  # least k worth a task of its own
+
+
+@dataclass(frozen=True)
+class RegisterTile:
+    rows: int
+    vectors: int
+
+    def registers(self) -> int:
+        return self.rows * self.vectors + self.vectors + 1
+
+    def step(self, fma: float) -> float:
+        """Clocks of one k step; `fma` is clocks a vector multiply-add."""
+        work = self.rows * self.vectors
+        return max(work * fma, (self.rows + self.vectors) * LOAD * max(fma * 2, 1.0), LATENCY)
+
+
+def _up(x: int, multiple: int) -> int:
+    return -(-x // multiple) * multiple
+
+
+def schedule(p: ContractionProblem, target: CpuTarget) -> ContractionSchedule:
+    lanes, reasons = target.lanes(p.accumulate), []
+    if _wants_dot(p):
+        return _dot(p, target, lanes)
+    tile = register_tile(p, target, reasons)
+    nr = tile.vectors * lanes
+    kc, mc, nc = _blocks(p, target, tile, nr, reasons)
+    pack_lhs = _pack_lhs(p, target, tile, nr, kc, reasons)
+    pack_rhs = _pack_rhs(p, target, tile, nr, reasons)
+    if not pack_lhs and not pack_rhs:
+        kc, nc = max(p.k, 1), max(_up(p.n, nr), nr)  # nothing to keep resident: one block
+    serial = seconds(p, target, tile, pack_lhs, pack_rhs, threads=1)
+    threads = _threads(serial, target, reasons)
+    chunks = _k_chunks(p, tile, nr, threads, reasons)
+    split, groups = _split(p, tile, nr, threads)
+    extent, grain = (p.m, tile.rows) if split == "m" else (p.n, nr)
+    unit = _unit(extent, grain, threads, p.batch * groups)
+    parallel_tasks = p.batch * groups * -(-max(extent, 1) // unit) * chunks
+    threads = min(threads, max(parallel_tasks, 1))
+    return ContractionSchedule(
+        "tiled",
+        workgroup=(mc, nc),
+        reduction=kc if chunks == 1 else min(kc, _up(-(-p.k // chunks), 4)),
+        subgroup=(tile.rows, nr),
+        threads=threads,
+        promoted=(pack_lhs, pack_rhs),
+        split=split,
+        unit=unit,
+        groups=groups,
+        k_chunks=chunks,
+        intrinsic=f"fma.v{lanes}{p.accumulate}",
+        seconds=seconds(p, target, tile, pack_lhs, pack_rhs, threads),
+        reasons=tuple(reasons),
+    )
+
+
+def register_tile(p: ContractionProblem, target: CpuTarget, reasons: list[str]) -> RegisterTile:
+    lanes = target.lanes(p.accumulate)
+    fma = 2 * lanes * target.clock / target.core_peak(p.accumulate)
+    candidates = [
+        tile
+        for rows in range(1, target.registers)
+        for vectors in range(1, target.registers)
+        if (tile := RegisterTile(rows, vectors)).registers() <= target.registers and rows * vectors <= 28
+    ]
+
+    def time(tile: RegisterTile) -> float:
+        m, n = _up(max(p.m, 1), tile.rows), _up(max(p.n, 1), tile.vectors * lanes)
+        return m * n / (tile.rows * tile.vectors) * tile.step(fma)
+
+    least = min(time(tile) for tile in candidates)
+    small = p.flops / target.core_peak(p.accumulate) < SMALL
+
+    def rank(tile: RegisterTile) -> tuple[bool, int, int]:
+        """As good as equal: no edge code in a small kernel, then more accumulators in flight, then narrow."""
+        exact = p.m % tile.rows == 0 and p.n % (tile.vectors * lanes) == 0
+        return small and exact, tile.rows * tile.vectors, -tile.vectors
+
+    best = max((tile for tile in candidates if time(tile) <= TIE * least), key=rank)
+    padded = _up(max(p.m, 1), best.rows) * _up(max(p.n, 1), best.vectors * lanes)
+    waste = padded / max(p.m * p.n, 1) - 1
+    reasons.append(
+        f"register tile {best.rows}x{best.vectors * lanes}: {best.registers()} of {target.registers} registers"
+        + (f", {waste:.0%} of the tiles is padding" if waste > 0.01 else "")
+    )
+    return best
+
+
+def _blocks(
+    p: ContractionProblem, target: CpuTarget, tile: RegisterTile, nr: int, reasons: list[str]
+) -> tuple[int, int, int]:
+    size = ELEMENT_BYTES[p.accumulate]
+    ideal = max(target.l1 // 2 // (nr * size), 64)
+    blocks = max(1, -(-p.k // (ideal + ideal // 2)))  # half as much again is better than a short last block
+    if p.n_tile_limit:
+        blocks = 1  # reductions over an N tile need whole sums
+    kc = min(_up(-(-p.k // blocks), 4), max(p.k, 1)) if blocks > 1 else max(p.k, 1)
+    mc = max(tile.rows, min(target.l2 * 2 // 5 // (kc * size), 192) // tile.rows * tile.rows)
+    nc = max(nr, target.l3 // (2 * target.cores) // (kc * size) // nr * nr)
+    if p.n_tile_limit:
+        nc = p.n_tile_limit
+    reasons.append(f"KC {kc}: a B panel is {kc * nr * size >> 10} KiB of {target.l1 >> 10} KiB L1")
+    reasons.append(f"MC {mc}: an A block is {mc * kc * size >> 10} KiB of {target.l2 >> 10} KiB L2")
+    return kc, min(mc, _up(max(p.m, 1), tile.rows)), min(nc, _up(max(p.n, 1), nr))
+
+
+def _pack_lhs(
+    p: ContractionProblem, target: CpuTarget, tile: RegisterTile, nr: int, kc: int, reasons: list[str]
+) -> bool:
+    a = p.lhs
+    if a.across_stride is None or a.k_stride is None or a.dtype != p.accumulate:
+        reasons.append("A is packed: it is a window, or of another type")
+        return True
+    columns = -(-p.n // nr)
+    footprint = p.m * kc * a.bytes
+    if columns <= 2:
+        reasons.append("A is read in place: each element is used by at most two tiles")
+        return False
+    if p.m * p.k * a.bytes <= target.l2 // 4 and not _aliases(a.across_stride if a.k_stride == 1 else a.k_stride, a, tile.rows):
+        reasons.append(f"A is read in place: {footprint >> 10} KiB stay in L2")
+        return False
+    return True
+
+
+def _pack_rhs(p: ContractionProblem, target: CpuTarget, tile: RegisterTile, nr: int, reasons: list[str]) -> bool:
+    b = p.rhs
+    if b.across_stride != 1 or b.k_stride is None or b.dtype != p.accumulate:
+        reasons.append("B is packed: its rows are not contiguous, or of another type")
+        return True
+    passes = -(-p.m // tile.rows)
+    if passes == 1:
+        reasons.append("B is read in place: each element is used by one tile")
+        return False
+    strip = p.k * nr * b.bytes
+    if _aliases(b.k_stride, b, p.k):
+        reasons.append(f"B is packed: rows {b.k_stride * b.bytes} bytes apart share cache sets")
+        return True
+    if p.k * p.n * b.bytes <= target.l2 // 2 or (passes <= 8 and strip <= target.l2 // 2):
+        reasons.append(f"B is read in place: {passes} tiles share a strip of {strip >> 10} KiB")
+        return False
+    return True
+
+
+def _aliases(stride: int, operand: Operand, rows: int) -> bool:
+    """Whether `rows` lines a stride apart fall into so few cache sets that they evict each other."""
+    apart = stride * operand.bytes
+    sets = max(4096 // max(math.gcd(apart, 4096), 64), 1)
+    return rows > 8 * sets
+
+
+def _threads(serial: float, target: CpuTarget, reasons: list[str]) -> int:
+    if serial < FORK_WORTH:
+        reasons.append(f"one thread: {serial * 1e6:.1f} us are less than a fork is worth")
+        return 1
+    return target.cores
+
+
+def _k_chunks(p: ContractionProblem, tile: RegisterTile, nr: int, threads: int, reasons: list[str]) -> int:
+    """Pieces of K when there are too few tiles for the threads."""
+    tiles = p.batch * max(-(-p.m // tile.rows), -(-p.n // nr))
+    if threads == 1 or tiles >= 2 * threads or p.n_tile_limit:
+        return 1
+    chunks = min(p.k // K_CHUNK, 2 * threads)
+    if chunks > 1:
+        reasons.append(f"K in {chunks} pieces: {tiles} tiles are too few for {threads} threads")
+    return max(chunks, 1)
+
+
+def _split(p: ContractionProblem, tile: RegisterTile, nr: int, threads: int) -> tuple[str, int]:
+    """(dimension dealt to threads, ranges of the other one): the grid that packs least, twice over."""
+    m_tiles, n_tiles = -(-max(p.m, 1) // tile.rows), -(-max(p.n, 1) // nr)
+    if p.batch >= threads or threads == 1:
+        return "m", 1
+
+    def cost(grid: tuple[int, int]) -> float:
+        across_m, across_n = grid
+        copies = across_m * p.k * p.n + across_n * p.m * p.k
+        idle = _imbalance(m_tiles, across_m) * _imbalance(n_tiles, across_n)
+        return (copies + p.m * p.n * p.k / 32) * idle
+
+    grids = [(threads // tn, tn) for tn in range(1, threads + 1) if threads % tn == 0]
+    across_m, across_n = min(grids, key=cost)
+    if p.n_tile_limit:
+        return "m", 1
+    return ("n", 1) if across_m == 1 and across_n > 1 else ("m", across_n)
+
+
+def _imbalance(tiles: int, parts: int) -> float:
+    return -(-tiles // parts) * parts / tiles
+
+
+def _unit(extent: int, grain: int, threads: int, planes: int) -> int:
+    """Rows of a task: whole tiles, about sixteen tasks a thread, all of a plane where planes are many."""
+    extent = max(extent, 1)
+    if threads == 1 or planes >= 4 * threads:
+        return _up(extent, grain)
+    return _up(-(-extent * max(planes, 1) // (16 * threads)), grain)
+
+
+# --- the model ---------------------------------------------------------------------------------------------------------
+
+
+def seconds(
+    p: ContractionProblem, target: CpuTarget, tile: RegisterTile, pack_lhs: bool, pack_rhs: bool, threads: int
+) -> float:
+    """Arithmetic and memory overlap; packing and the fork-join add."""
+    lanes = target.lanes(p.accumulate)
+    fma = 2 * lanes * target.clock / target.core_peak(p.accumulate)
+    m, n = _up(max(p.m, 1), tile.rows), _up(max(p.n, 1), tile.vectors * lanes)
+    steps = p.batch * (m // tile.rows) * (n // (tile.vectors * lanes)) * p.k
+    arithmetic = steps * tile.step(fma) / target.clock / EFFICIENCY
+    epilogue = p.batch * m * n / lanes * (1 + p.epilogue_operations) * fma / target.clock
+    packed = p.batch * ((p.m * p.k if pack_lhs else 0) + (p.k * p.n if pack_rhs else 0))
+    packing = packed * 0.8 / target.clock
+    bandwidth = min(target.core_bandwidth * threads, target.bandwidth)
+    resident = p.bytes <= target.l3 // 2  # operands that another kernel just wrote are still in the last cache
+    memory = p.bytes / (bandwidth * (4 if resident else 1))
+    fork = target.fork_seconds if threads > 1 else 0.0
+    return max((arithmetic + epilogue + packing) / threads, memory) + fork
+
+
+# --- few rows: dot products ------------------------------------------------------------------------------------------
+
+
+def _wants_dot(p: ContractionProblem) -> bool:
+    """A few rows against B with contiguous k: B streams past once, vectors along k."""
+    return 0 < p.m <= SKINNY and p.lhs.k_stride == 1 and p.rhs.k_stride == 1 and p.k >= 16 and not p.n_tile_limit
+
+
+def _dot(p: ContractionProblem, target: CpuTarget, lanes: int) -> ContractionSchedule:
+    columns = max(c for c in (1, 2, 4, 8) if p.m * c <= 12 or c == 1)
+    bandwidth = target.core_bandwidth
+    serial = max(p.bytes / (bandwidth * 4 if p.bytes < target.l3 else bandwidth), p.flops / target.core_peak(p.accumulate) / 0.6)
+    reasons = [f"{p.m} rows against contiguous k: dot products, {p.m}x{columns} accumulators along k, nothing packed"]
+    threads = _threads(serial, target, reasons)
+    strip = _up(min(64, max(p.n, 1)), columns)
+    unit = _unit(p.n, strip, threads, p.batch)
+    threads = min(threads, p.batch * -(-max(p.n, 1) // unit))
+    return ContractionSchedule(
+        "dot", workgroup=(p.m, strip), reduction=p.k, subgroup=(p.m, columns), threads=max(threads, 1),
+        promoted=(False, False), split="n", unit=unit, intrinsic=f"fma.v{lanes}{p.accumulate}",
+        seconds=serial / max(threads, 1) + (target.fork_seconds if threads > 1 else 0.0), reasons=tuple(reasons),
+    )  # fmt: skip
