@@ -1,1 +1,1 @@
-"""The hot path: memory plan, step program, artifact cache, argument binding."""
+"""Level 6, the hot path: memory plan, step program, argument binding, caches. No MLIR at call time."""

@@ -1,0 +1,267 @@
+"""A compiled step, ready to call: kernels and step program linked, arguments bound, outputs fresh.
+
+A call in the steady state: write the scalars, allocate the outputs, compare every input's pointer with the last
+call's (native code, 3 ns each), run the step program without the GIL. State was written in place into the inputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import struct
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from nova.errors import NovaError
+from nova.runtime import memory, orc, step_program
+from nova.runtime.binding import Expected, PointerTable
+from nova.runtime.dtypes import contiguous_strides, torch_dtype
+from nova.runtime.fallback import Fallback, StepMemory
+from nova.runtime.packing import ALIGNMENT
+from nova.runtime.step_plan import ERROR_BYTES, AtenCall, KernelCall, StepGraph, StepPlan, TensorRef, plan_step
+
+_EXCEPTIONS = {"IndexError": IndexError, "RuntimeError": RuntimeError, "ValueError": ValueError}
+_SEED_MASK = (1 << 64) - 1
+
+
+class Kernel(Protocol):
+    """What is needed of a compiled kernel (`nova.cpu.compile.KernelObject` is one)."""
+
+    name: str
+    entry: str
+    object_code: bytes
+    workspace: int
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A kernel read back from a cache entry."""
+
+    name: str
+    entry: str
+    object_code: bytes
+    workspace: int
+    llvm_ir: str = ""
+
+
+_libraries: weakref.WeakValueDictionary[tuple[str, bytes], orc.Library] = weakref.WeakValueDictionary()
+_libraries_lock = threading.Lock()
+
+
+def load_kernel(kernel: Kernel) -> orc.Library:
+    """The kernel's code in memory; equal objects are loaded once while anything uses them."""
+    key = (kernel.entry, hashlib.sha256(kernel.object_code).digest())
+    with _libraries_lock:
+        library = _libraries.get(key)
+        if library is None:
+            library = _libraries[key] = orc.load(kernel.object_code, [kernel.entry])
+        return library
+
+
+class Executable:
+    """`Executable(plan, kernels, step_object, constants)`; see `build` and `from_entry`."""
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        kernels: Sequence[Kernel],
+        step_object: bytes,
+        constants: bytes = b"",
+        native_binding: bool = True,
+    ):
+        self.plan = plan
+        self.kernels = list(kernels)
+        self._step_object, self._constants_bytes = step_object, constants
+        self.memory_plan: memory.MemoryPlan | None = None  # only in the process that planned it
+        self._lock = threading.Lock()
+        self._scalar_block = (ctypes.c_double * max(plan.scalars + plan.seeded, 1))()
+        self._pack_scalars = struct.Struct(f"{plan.scalars}d").pack_into
+        self._seed = ctypes.c_uint64.from_buffer(self._scalar_block, 8 * plan.scalars) if plan.seeded else None
+        self._errors = (ctypes.c_int64 * (plan.error_slots * ERROR_BYTES // 8))()
+        self._constants = torch.empty(max(len(constants), 1), dtype=torch.uint8)
+        if constants:
+            ctypes.memmove(self._constants.data_ptr(), constants, len(constants))
+        self._memory = StepMemory(plan, self._constants, self._scalar_block)
+        self._fallback = Fallback(plan, self._memory)
+        self._bind_types()
+        self._link(native_binding)
+
+    # -- set-up
+
+    def _bind_types(self) -> None:
+        plan = self.plan
+        self._inputs = [
+            Expected(i.name, i.shape, torch_dtype(i.dtype), contiguous_strides(i.shape)) for i in plan.inputs
+        ]
+        self._outputs = [
+            Expected(f"output {k}", o.shape, torch_dtype(o.dtype), o.strides) for k, o in enumerate(plan.outputs)
+        ]
+        live = {k for k, o in enumerate(plan.outputs) if o.live is not None}
+        for k in live:  # a live output replaces this place-holder after the step
+            self._outputs[k] = Expected(f"output {k}", (0,), self._outputs[k].dtype, (1,))
+        self._allocations = [(want.shape, want.strides, want.dtype) for want in self._outputs]
+        self._gathered = [
+            (k, TensorRef(o.shape, o.dtype, o.dense)) for k, o in enumerate(plan.outputs) if o.dense is not None
+        ]
+        self._expected = (self._inputs, self._outputs)
+        self._needs_python = bool(self._fallback) or bool(self._gathered)
+        self._live_outputs = [(k, o.live) for k, o in enumerate(plan.outputs) if o.live is not None]
+
+    def _link(self, native_binding: bool) -> None:
+        plan = self.plan
+        self._libraries = [load_kernel(kernel) for kernel in self.kernels]
+        imports = {
+            step_program.kernel_symbol(k): library[kernel.entry]
+            for k, (kernel, library) in enumerate(zip(self.kernels, self._libraries, strict=True))
+        }
+        # The callback refers to the fallback only, so that dropping the executable frees it without a collection.
+        self._callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(self._fallback.callback)
+        # (`ctypes.cast` would make a reference cycle.)
+        imports[step_program.CALLBACK] = ctypes.c_void_p.from_address(ctypes.addressof(self._callback)).value or 0
+        self._library = orc.load(self._step_object, ["step"], imports, keep=self._libraries)
+        self._step_address = self._library["step"]
+        self._step = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(self._step_address)
+        layout = step_program.layout(plan)
+        self._table = PointerTable(layout.slots, layout.relocations, native_binding)
+        for slot, value in layout.literals.items():
+            self._table.table[slot] = value
+        self._table.set_base(plan.constants, self._constants.data_ptr())
+        self._table.set_base(plan.scalar_block, ctypes.addressof(self._scalar_block))
+        self._table.set_base(plan.errors, ctypes.addressof(self._errors))
+
+    def _allocate_arena(self) -> None:
+        arena = torch.empty(self.plan.arena_bytes + ALIGNMENT, dtype=torch.uint8)
+        shift = -arena.data_ptr() % ALIGNMENT
+        self._memory.arena = arena[shift : shift + self.plan.arena_bytes]
+        self._table.set_base(self.plan.arena, self._memory.arena.data_ptr())
+
+    def release_arena(self) -> None:
+        """Gives the arena back to PyTorch; the next call allocates it again."""
+        with self._lock:
+            self._memory.arena = None
+            self._memory.forget_views()
+
+    # -- the hot path
+
+    def __call__(
+        self, inputs: Sequence[torch.Tensor], scalars: Sequence[float] = (), seed: int = 0
+    ) -> list[torch.Tensor]:
+        """Runs the step. Returns the fresh outputs; state was updated in the inputs' own memory."""
+        with self._lock:
+            if len(inputs) != len(self._inputs) or len(scalars) != self.plan.scalars:
+                raise TypeError(
+                    f"the compiled step takes {len(self._inputs)} tensors and {self.plan.scalars} numbers, "
+                    f"got {len(inputs)} and {len(scalars)}"
+                )
+            if self._memory.arena is None:
+                self._allocate_arena()
+            self._pack_scalars(self._scalar_block, 0, *scalars)
+            if self._seed is not None:
+                self._seed.value = seed & _SEED_MASK
+            new = torch.empty_strided
+            outputs = [new(shape, strides, dtype=dtype) for shape, strides, dtype in self._allocations]
+            if self._needs_python:
+                return self._run_with_python(inputs, outputs)
+            stopped = self._table.run(inputs, outputs, self._expected, self._step_address, self._step)
+            if stopped:
+                self._raise(stopped)
+            return outputs
+
+    def _run_with_python(self, inputs: Sequence[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The same with callbacks into PyTorch, or with outputs in strides that are not row-major."""
+        self._memory.inputs, self._memory.outputs = inputs, outputs
+        try:
+            stopped = self._table.run(inputs, outputs, self._expected, self._step_address, self._step)
+            if stopped:
+                self._raise(stopped)
+            for position, dense in self._gathered:
+                outputs[position].copy_(self._memory.view(dense))
+            for position, live in self._live_outputs:
+                outputs[position] = self._fallback.live[live]
+            return outputs
+        finally:
+            self._fallback.live.clear()
+            self._memory.release()
+
+    def _raise(self, stopped: int) -> None:
+        item = self.plan.items[stopped - 1]
+        if isinstance(item, KernelCall):
+            slot = item.slots[-1]
+            first = slot.offset // 8  # type: ignore[union-attr]
+            value = self._errors[first + 1]
+            self._errors[first] = self._errors[first + 1] = 0
+            kind, _, message = item.raises.partition(": ")
+            text = message.replace("{value}", str(value)) + (f"\n  at {item.source}" if item.source else "")
+            raise _EXCEPTIONS.get(kind, RuntimeError)(text)
+        error = self._fallback.take_error()
+        if error is None:
+            raise NovaError(f"the compiled step stopped at item {stopped - 1} without a reason")
+        if isinstance(item, AtenCall):
+            error.add_note(f"in {item.target}, run through PyTorch inside a compiled step" +
+                           (f"\n  at {item.source}" if item.source else ""))  # fmt: skip
+        raise error
+
+    # -- reports
+
+    @property
+    def arena_bytes(self) -> int:
+        return self.plan.arena_bytes
+
+    @property
+    def left_to_pytorch(self) -> dict[str, int]:
+        """ATen operation -> number of calls a step."""
+        counts: dict[str, int] = {}
+        for call in self.plan.aten_calls:
+            counts[call.target] = counts.get(call.target, 0) + 1
+        return counts
+
+    def on_bucket(self, handler: Any) -> None:
+        """`handler(k)` is called when gradient bucket k is complete."""
+        self._fallback.on_bucket = handler
+
+    # -- storage
+
+    def entry(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Everything a process needs to rebuild this without a compiler: JSON and raw bytes."""
+        kernels = [{"name": k.name, "entry": k.entry, "workspace": k.workspace} for k in self.kernels]
+        blobs = {f"kernel{i}": kernel.object_code for i, kernel in enumerate(self.kernels)}
+        blobs |= {"step": self._step_object, "constants": self._constants_bytes}
+        return {"plan": self.plan.to_json(), "kernels": kernels}, blobs
+
+    @classmethod
+    def from_entry(cls, meta: Mapping[str, Any], blobs: Mapping[str, bytes]) -> Executable:
+        kernels = [
+            LoadedKernel(k["name"], k["entry"], blobs[f"kernel{i}"], k["workspace"])
+            for i, k in enumerate(meta["kernels"])
+        ]
+        return cls(StepPlan.from_json(meta["plan"]), kernels, blobs["step"], blobs["constants"])
+
+
+def link(graph: StepGraph, kernels: Mapping[str, Kernel]) -> Executable:
+    """Plans, compiles and links a step. `kernels`: callee symbol -> object; symbols may share one."""
+    distinct: dict[tuple[str, bytes], int] = {}
+    objects: list[Kernel] = []
+    numbers: dict[str, tuple[int, int]] = {}
+    for symbol in dict.fromkeys(call.target for call in graph.calls if call.kind == "kernel"):
+        kernel = kernels[symbol]
+        key = (kernel.entry, kernel.object_code)
+        if key not in distinct:
+            distinct[key] = len(objects)
+            objects.append(kernel)
+        numbers[symbol] = (distinct[key], kernel.workspace)
+    plan, constants, laid_out = plan_step(graph, numbers, [kernel.name for kernel in objects])
+    executable = Executable(plan, objects, step_program.compile_step(plan), constants)
+    executable.memory_plan = laid_out
+    return executable
+
+
+def build(step_module: Any, kernels: Mapping[str, Kernel], signature: Any = None) -> Executable:
+    """From the outlined level-2 module (MLIR) and its compiled kernels to a callable."""
+    from nova.runtime.read_step import read_step
+
+    return link(read_step(step_module, signature), kernels)
