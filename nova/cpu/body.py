@@ -41,6 +41,10 @@ class Hooks:
         """tensor.extract: the element at `indices` of the tensor operand of `op`."""
         raise CompileError("tensor.extract is not available here")
 
+    def check(self, bad: Value, value: Value) -> None:
+        """nova.check: reports `value` where `bad`."""
+        raise CompileError("nova.check is not available here")
+
     def outer(self, value: Value) -> Value:
         """A value defined outside the region; constants are re-emitted."""
         owner = value.owner
@@ -68,7 +72,7 @@ def emit_region(
         op = view.operation
         if op.name == "linalg.yield":
             return [_lookup(value, scope, hooks) for value in op.operands]
-        if not op.results or op.results[0] not in scope:
+        if len(op.results) == 0 or op.results[0] not in scope:
             _emit_op(op, scope, hooks)
     raise CompileError("a region without linalg.yield")
 
@@ -116,6 +120,9 @@ def _emit_op(op: ir.Operation, scope: Environment, hooks: Hooks) -> None:
         scope[op.results[0]] = hooks.extract(op, indices, scope)
         return
     operands = [_lookup(value, scope, hooks) for value in op.operands]
+    if name == "nova.check":
+        hooks.check(*operands)
+        return
     lanes = max((ln.lanes_of(value.type) for value in operands), default=0)
     operands = [ln.splat(value, lanes) for value in operands]
     emitter = EMITTERS.get(name)
@@ -209,15 +216,30 @@ def _powf(op: ir.Operation, operands: list[Value]) -> Value:
     return vmath.powf(*operands)
 
 
-def _rounds_half_even(op: ir.Operation, operands: list[Value]) -> Value:
-    return _float_op(ln.roundeven)(op, operands)
-
-
 def _philox(op: ir.Operation, operands: list[Value]) -> Value:
     from nova.cpu import random  # only kernels with dropout pay for the import
 
     return random.emit(op, operands)
 
+
+def combine(name: str, a: Value, b: Value) -> Value:
+    """One application of a combining operation (arith.addf, arith.maximumf, ...) to lanes of one type."""
+    function = FLOAT_FUNCTIONS.get(name)
+    if not ln.is_narrow_float(ln.element_of(a.type)):
+        return function(a, b) if function else ln.create(name, a.type, [a, b])
+    wide = ln.extend(a), ln.extend(b)
+    return ln.narrow(function(*wide) if function else ln.create(name, wide[0].type, wide), ln.element_of(a.type))
+
+
+# operations on floats of one type, as functions of f32 or f64 lanes
+FLOAT_FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "arith.maximumf": ln.maximum,
+    "arith.minimumf": ln.minimum,
+    "arith.maxnumf": ln.maximum_number,
+    "arith.minnumf": ln.minimum_number,
+    "math.roundeven": ln.roundeven,
+    **{name: function for name, function in vmath.FUNCTIONS.items() if name != "math.powf"},
+}
 
 EMITTERS: dict[str, Emitter] = {
     "arith.select": _select,
@@ -227,13 +249,8 @@ EMITTERS: dict[str, Emitter] = {
     "arith.uitofp": _int_to_float,
     "arith.fptosi": _float_to_int,
     "arith.fptoui": _float_to_int,
-    "arith.maximumf": _float_op(ln.maximum),
-    "arith.minimumf": _float_op(ln.minimum),
-    "arith.maxnumf": _float_op(ln.maximum_number),
-    "arith.minnumf": _float_op(ln.minimum_number),
-    "math.roundeven": _rounds_half_even,
     "math.powf": _powf,
     "builtin.unrealized_conversion_cast": _reinterpret,
     "nova.philox": _philox,
 }
-EMITTERS.update({name: _float_op(function) for name, function in vmath.FUNCTIONS.items() if name != "math.powf"})
+EMITTERS.update({name: _float_op(function) for name, function in FLOAT_FUNCTIONS.items()})
