@@ -163,7 +163,7 @@ def lower_step(captured: CapturedStep, options: Options, clock: Clock, snapshots
 
     with mlir.context(), mlir.ir.Location.unknown():
         with clock.stage("emit"):
-            module = emit.emit(captured)
+            module = emit.emit_step(captured)
         if snapshots is not None:
             snapshots["nova"] = str(module)
         with decisions.collecting() as made:
@@ -195,6 +195,9 @@ def compile_step(
         report = (lambda done, total: progress("kernels", done, total)) if progress else None
         objects = pool.compile_kernels([k.text for k in kernels], target, report)
     with clock.stage("link"):
-        symbols = {k.name: o for k, o in zip(kernels, objects, strict=True)}
+        made = {k.name: o for k, o in zip(kernels, objects, strict=True)}
+        symbols = {symbol: made[body] for symbol, body in outline.bodies_of(module).items()}
         linked = executable.build(module, symbols, captured.signature)
-    return Compilation(linked, captured.name, lambda: str(module), kernels, decisions, clock.seconds, snapshots=snapshots)
+    return Compilation(
+        linked, captured.name, lambda: str(module), kernels, decisions, clock.seconds, objects.compiled, snapshots
+    )
