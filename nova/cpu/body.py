@@ -13,14 +13,16 @@ in f32 and rounded after every operation, which is what the types say.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from nova.cpu import lanes as ln
-from nova.cpu import vmath
+from nova.cpu import philox, vmath
 from nova.cpu.lanes import Value
 from nova.errors import CompileError
 from nova.mlir import ir
 
-Environment = dict[Value, Value]
+Environment = dict[Any, Any]  # value of the region -> value emitted; (_ROUND_KEYS, seed) -> round keys
+_ROUND_KEYS = "philox round keys"
 Emitter = Callable[[ir.Operation, list[Value]], Value]
 
 
@@ -97,6 +99,10 @@ def hoist_uniform(block: ir.Block, operands: Sequence[Value | None], hooks: Hook
             continue
         if all(v in scope or (v not in arguments and v not in local) for v in op.operands):
             _emit_op(op, scope, hooks)
+        elif op.name == "nova.philox" and op.operands[0] in scope:
+            seed = scope[op.operands[0]]
+            if (_ROUND_KEYS, seed) not in scope:
+                scope[_ROUND_KEYS, seed] = philox.round_keys(seed)
     return {value: emitted for value, emitted in scope.items() if value not in arguments}
 
 
@@ -122,6 +128,11 @@ def _emit_op(op: ir.Operation, scope: Environment, hooks: Hooks) -> None:
     operands = [_lookup(value, scope, hooks) for value in op.operands]
     if name == "nova.check":
         hooks.check(*operands)
+        return
+    if name == "nova.philox":
+        seed, element = operands
+        keys = scope.get((_ROUND_KEYS, seed)) or philox.round_keys(seed)
+        scope[op.results[0]] = philox.words(keys, element, ir.IntegerAttr(op.attributes["stream"]).value)
         return
     lanes = max((ln.lanes_of(value.type) for value in operands), default=0)
     operands = [ln.splat(value, lanes) for value in operands]
@@ -216,12 +227,6 @@ def _powf(op: ir.Operation, operands: list[Value]) -> Value:
     return vmath.powf(*operands)
 
 
-def _philox(op: ir.Operation, operands: list[Value]) -> Value:
-    from nova.cpu import random  # only kernels with dropout pay for the import
-
-    return random.emit(op, operands)
-
-
 def combine(name: str, a: Value, b: Value) -> Value:
     """One application of a combining operation (arith.addf, arith.maximumf, ...) to lanes of one type."""
     function = FLOAT_FUNCTIONS.get(name)
@@ -251,6 +256,5 @@ EMITTERS: dict[str, Emitter] = {
     "arith.fptoui": _float_to_int,
     "math.powf": _powf,
     "builtin.unrealized_conversion_cast": _reinterpret,
-    "nova.philox": _philox,
 }
 EMITTERS.update({name: _float_op(function) for name, function in FLOAT_FUNCTIONS.items()})

@@ -326,6 +326,11 @@ def load_raw(pointer: Value, type_: Type) -> Value:
     return create("llvm.load", type_, [pointer], {"alignment": alignment})
 
 
+def load_pointer(pointer: Value) -> Value:
+    alignment = ir.IntegerAttr.get(int_type(64), 8)
+    return create("llvm.load", pointer_type(), [pointer], {"alignment": alignment})
+
+
 def load(pointer: Value, element: Type, lanes: int = 0) -> Value:
     """Loads an element or `lanes` consecutive ones in register form (booleans become i1)."""
     value = load_raw(pointer, vector_type(memory_type(element), lanes))

@@ -37,6 +37,8 @@ class NestEmitter(body.Hooks):
         self.kernel, self.nest, self.storage, self.error = kernel, nest, storage, error
         self.full_lanes = lanes
         self.streams = False  # nontemporal stores
+        self.spans: dict[int, tuple[Value, Value]] = {}  # loops of run-time bounds: dim -> (low, length)
+        self.stores_rows = True  # whether code per row writes its results to the caller's buffers
         self.sizes = kernel.sizes
         self.row_dims = nest.row_dims()
         self.coordinates: dict[int, Value | int] = {}
@@ -111,10 +113,13 @@ class NestEmitter(body.Hooks):
         self.row_values = {}
         for step in self.nest.steps:
             self.step = step
-            if step.inner:
-                StepEmitter(self, step).emit()
-            else:
-                self._emit_row_step(step)
+            self.emit_step(step)
+
+    def emit_step(self, step: Step) -> None:
+        if step.inner:
+            StepEmitter(self, step).emit()
+        else:
+            self._emit_row_step(step)
 
     # --- memory ---
 
@@ -291,7 +296,7 @@ class NestEmitter(body.Hooks):
     def finish_row_value(self, key: Key, output: Output, value: Value) -> None:
         """A value of this row is complete: the steps after use it from a register."""
         self.row_values[key] = value
-        for store in output.stores:
+        for store in output.stores if self.stores_rows else ():
             self.store_scalar(value, self.place_of(store))
         if key in self.storage.whole:
             whole = Access(Result(*key), output.shape, output.element, output.access_indices)

@@ -144,7 +144,7 @@ def _plan_nest(kernel: Kernel, generics: list[Generic], rows: tuple[int, ...], t
     if split is not None:
         extents.append((split, -(-sizes[split] // BLOCK)))
     nest = Nest(generics, extents, split)
-    _schedule_steps(kernel, nest)
+    schedule_steps(kernel, nest)
     for generic in generics:
         if set(rows) & generic.reduced:
             for number, output in enumerate(generic.outputs):
@@ -176,7 +176,7 @@ def _lane_dim(kernel: Kernel, generics: list[Generic], candidates: tuple[int, ..
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
-def _schedule_steps(kernel: Kernel, nest: Nest) -> None:
+def schedule_steps(kernel: Kernel, nest: Nest) -> None:
     """Puts every generic into the first step that may hold it; moves in-place writers behind their readers."""
     row_dims = nest.row_dims()
     inner_of = {g.number: _inner_order(kernel, nest, g, row_dims) for g in nest.generics}

@@ -95,7 +95,9 @@ class StepEmitter:
         self.low: Value | int = 0
         size = nest.sizes[self.lane_dim]
         self.length: Value | int = size
-        if nest.nest.split == self.lane_dim:
+        if self.lane_dim in nest.spans:
+            self.low, self.length = nest.spans[self.lane_dim]
+        elif nest.nest.split == self.lane_dim:
             self.low = mul(nest.coordinates[self.lane_dim], BLOCK)
             self.length = BLOCK
             if size % BLOCK:
@@ -115,6 +117,8 @@ class StepEmitter:
         elements += [o.element for g in self.step.generics for o in g.outputs]
         widest = max(ln.bytes_of(e) for e in elements)
         operations = sum(len(list(g.block.operations)) for g in self.step.generics if g.block is not None)
+        if self._has_random():
+            return 2  # one register of counters gives the words of two registers of elements
         unroll = (4 if self.carried and operations <= 16 else 2) * 4 // max(widest, 4)
         while known is not None and unroll > 1 and unroll * self.lanes > known:
             unroll //= 2
@@ -130,6 +134,10 @@ class StepEmitter:
                 if view.operation.name in ("tensor.extract", "nova.check"):
                     return True
         return False
+
+    def _has_random(self) -> bool:
+        blocks = [g.block for g in self.step.generics if g.block is not None]
+        return any(view.operation.name == "nova.philox" for block in blocks for view in block.operations)
 
     def _accumulator(self, generic: Generic, number: int) -> Accumulator:
         level = 1 + max(

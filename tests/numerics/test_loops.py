@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from nova.capture import philox
 from tests.kernels import DTYPES, poisoned
 from tests.kernels import load_kernel as load
 
@@ -650,3 +651,44 @@ def test_streaming_stores_need_no_alignment() -> None:
         view = out[start : start + 40 * 64] if start + 40 * 64 <= len(out) else out[shift : shift + 40 * 64]
         kernel.call([x], [view])
         close(view.view(shape), want)
+
+
+# --- random numbers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [[1], [37], [5000], [3, 4, 40], [2, 7, 33], [4, 5, 6]])
+@pytest.mark.parametrize("seed", [0, -1, 2**62 + 12345])
+def test_dropout_draws_the_reference_words(shape: list[int], seed: int) -> None:
+    rank = len(shape)
+    k = Kernel(shape, list(range(rank)))
+    x, s, o, u = k.arg(shape), k.arg([], "i64"), k.out(shape), k.out(shape)
+    lines = ["%e0 = arith.constant 0 : index"]
+    for axis, extent in enumerate(shape):
+        lines += [
+            f"%s{axis} = arith.constant {extent} : index",
+            f"%m{axis} = arith.muli %e{axis}, %s{axis} : index",
+            f"%d{axis} = linalg.index {axis} : index",
+            f"%e{axis + 1} = arith.addi %m{axis}, %d{axis} : index",
+        ]
+    lines += [
+        f"%e = arith.index_cast %e{rank} : index to i64",
+        '%w = "nova.philox"(%i1, %e) {stream = 5 : i64} : (i64, i64) -> i32',
+        "%c8 = arith.constant 8 : i32",
+        "%h = arith.shrui %w, %c8 : i32",
+        "%f = arith.uitofp %h : i32 to f32",
+        "%q = arith.constant 5.9604644775390625e-8 : f32",
+        "%u = arith.mulf %f, %q : f32",
+        "%p = arith.constant 0.75 : f32",
+        "%keep = arith.cmpf olt, %u, %p : f32",
+        "%z = arith.constant 0.0 : f32",
+        "%y = arith.select %keep, %i0, %z : f32",
+    ]
+    index = ", ".join(f"d{i}" for i in range(rank))
+    r, q = k.generic(
+        list(range(rank)), [], [(x, index), (s, "")], [(o, index), (u, index)], "\n ".join(lines), "%y, %u"
+    )
+    a = torch.randn(shape)
+    got, draws = run(k.text(r, q), [a, torch.tensor(seed)], [(shape, "f32")] * 2)
+    want = philox.uniform(seed, 5, shape)
+    assert torch.equal(draws, want)
+    assert torch.equal(got, torch.where(want < 0.75, a, torch.zeros(())))
