@@ -7,7 +7,10 @@ Pure and self-contained (text in, bytes out), because it runs in worker processe
 
 from __future__ import annotations
 
+import gc
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,8 +46,12 @@ class KernelObject:
 
 
 def find_kernel(module: ir.Module) -> ir.OpView:
-    """The one function that carries `nova.kernel`."""
-    kernels = [op for op in module.body if "nova.kernel" in op.attributes]
+    """The one function with a body that carries `nova.kernel`, in the module or in its nested `@kernels`."""
+    functions = list(module.body)
+    for op in module.body:
+        if op.operation.name == "builtin.module":
+            functions += op.operation.regions[0].blocks[0]
+    kernels = [op for op in functions if "nova.kernel" in op.attributes and len(op.operation.regions[0].blocks)]
     if len(kernels) != 1:
         raise CompileError(f"expected one function with nova.kernel, got {len(kernels)}")
     return kernels[0]
@@ -59,10 +66,22 @@ def lower_kernel(module: ir.Module, target: CpuTarget) -> tuple[ir.Module, int]:
     return importlib.import_module(EMITTERS[kind]).lower(kernel, target)
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Emitters make many small objects and no cycles; a collection walks PyTorch's whole heap for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def compile_kernel(mlir_text: str, target: CpuTarget) -> KernelObject:
     """Compiles the one kernel in `mlir_text`."""
     module = mlir.parse(mlir_text)
-    with mlir.context(), ir.Location.unknown():
+    with mlir.context(), ir.Location.unknown(), _no_collection():
         name = ir.StringAttr(find_kernel(module).attributes["sym_name"]).value
         lowered, workspace = lower_kernel(module, target)
     llvm_ir = to_llvm.lower_to_llvm_ir(lowered)

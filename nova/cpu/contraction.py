@@ -16,12 +16,12 @@ from nova.cpu import contraction_epilogue as ep
 from nova.cpu import contraction_form as cf
 from nova.cpu import ints, pack, parallel
 from nova.cpu import lanes as ln
-from nova.cpu.contraction_epilogue import Frame, Segment
+from nova.cpu.contraction_epilogue import Anchor, Frame
 from nova.cpu.contraction_form import Contraction
 from nova.cpu.contraction_tile import Partials, TileSink
 from nova.cpu.ints import Int
 from nova.cpu.lanes import Value
-from nova.cpu.microkernel import Panel, Tile, multiply
+from nova.cpu.microkernel import Panel, Tile, multiply, prefetch
 from nova.mlir import ir
 from nova.schedule import config
 from nova.schedule.contraction import ContractionProblem, ContractionSchedule, Operand, schedule_contraction
@@ -187,6 +187,7 @@ class Nest:
             pack.Source(access, sink.frame.base(access), across, c.dims.k, c.dims.sizes)
             for access, across in ((c.lhs, c.dims.m), (c.rhs, c.dims.n))
         )
+        even = all(x % self.s.unroll == 0 for x in (c.k, self.chunk, self.kc))
         with ints.loop(n[0], n[1], self.nc) as jc:
             n_end = ints.minimum(ints.add(jc, self.nc), n[1])
             with ints.loop(k[0], k[1] if c.k else 1, self.kc) as pc:
@@ -206,7 +207,7 @@ class Nest:
                         with ints.loop(ic, m_end, rows) as ir_:
                             left = self._lhs_panel(lhs, ir_, ic, pc)
                             self._prefetch(sink.frame, ir_, jr)
-                            sink.finish(multiply(self.tile, left, right, depth), ir_, jr, first, last)
+                            sink.finish(multiply(self.tile, left, right, depth, even), ir_, jr, first, last)
 
     def _depth(self, k: tuple[Int, Int], pc: Int) -> Int:
         if self.c.k == 0:
@@ -254,18 +255,16 @@ class Nest:
             whole = ln.cmpi("sle", ints.value(ints.add(n, self.columns)), ln.i64(self.c.n))
             pointer = ln.select(whole, pointer, self.rhs_buffer)
             k_stride = ln.select(whole, ln.i64(k_stride), ln.i64(self.columns))
-        return Panel(pointer, source.access.element, k_stride)
+        return Panel(pointer, source.access.element, k_stride, ahead=self.s.prefetch)
 
     def _prefetch(self, frame: Frame, m: Int, n: Int) -> None:
         """Asks for the tile's lines of the first output before the k loop hides their latency."""
         access = self.c.outputs[0][1]
         if ep.lane_stride(self.c, access, self.lanes) != 1 or self.c.k < 64:
             return
-        i32 = ln.int_type(32)
-        hints = {name: ir.IntegerAttr.get(i32, number) for name, number in (("rw", 1), ("hint", 3), ("cache", 1))}
+        anchor = Anchor(frame, m, n)
         for row in range(self.rows):
-            address = Segment(frame, ints.add(m, row), n, self.lanes).address(access)
-            ln.create_void("llvm.intr.prefetch", [address], hints)
+            prefetch(anchor.address(access, row, 0), write=True)
 
     # --- the second phase of chunks of K -------------------------------------------------------------------------
 

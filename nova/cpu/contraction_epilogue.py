@@ -62,15 +62,60 @@ def lane_stride(c: Contraction, access: Access, lanes: int) -> int | None:
     return stride if run >= c.n or (lanes and run % lanes == 0) else None
 
 
-class Segment(body.Hooks):
-    """One row m, columns n .. n + lanes - 1 (lanes = 0: one column, scalars)."""
+@dataclass
+class Anchor:
+    """A place (m, n) of the plane and the addresses worked out there; segments stand at constant distances from it."""
 
-    def __init__(self, frame: Frame, m: Int, n: Int, lanes: int, accumulator: Value | None = None):
-        self.frame, self.c = frame, frame.c
-        self.m, self.n, self.lanes = m, n, lanes
+    frame: Frame
+    m: Int
+    n: Int
+    pointers: dict[Access, Value] = field(default_factory=dict)
+
+    def address(self, access: Access, dm: int, dn: int) -> Value:
+        """Where the access is at (m + dm, n + dn)."""
+        c = self.frame.c
+        steps = _steps(c, access)
+        if steps is None:  # a break of the access may lie in between
+            return self._address(access, ints.add(self.m, dm), ints.add(self.n, dn))
+        if access not in self.pointers:
+            self.pointers[access] = self._address(access, self.m, self.n)
+        return ints.offset_pointer(self.pointers[access], dm * steps[0] + dn * steps[1], access.element)
+
+    def _address(self, access: Access, m: Int, n: Int) -> Value:
+        dims = self.frame.c.dims
+        along_m = ac.offset_along(access, dims.m, dims.sizes, m)
+        along_n = ac.offset_along(access, dims.n, dims.sizes, n)
+        return ints.offset_pointer(self.frame.base(access), ints.add(along_m, along_n), access.element)
+
+
+def _steps(c: Contraction, access: Access) -> tuple[int, int] | None:
+    """Elements from m to m + 1 and from n to n + 1, or None where that depends on the place."""
+    steps = []
+    for dims, extent in ((c.dims.m, c.m), (c.dims.n, c.n)):
+        stride, run = ac.contiguous_run(access, dims, c.dims.sizes) if access.touches(dims) else (0, extent)
+        if run < extent:
+            return None
+        steps.append(stride)
+    return steps[0], steps[1]
+
+
+class Segment(body.Hooks):
+    """Row m + dm of an anchor, columns n + dn and the following (lanes = 0: that one column, in scalars)."""
+
+    def __init__(self, anchor: Anchor, dm: int, dn: int, lanes: int, accumulator: Value | None = None):
+        self.anchor, self.frame, self.c = anchor, anchor.frame, anchor.frame.c
+        self.dm, self.dn, self.lanes = dm, dn, lanes
         self.accumulator = accumulator
         self.computed: dict[int, list[Value]] = {}
         self.current: Generic | None = None
+
+    @property
+    def m(self) -> Int:
+        return ints.add(self.anchor.m, self.dm)
+
+    @property
+    def n(self) -> Int:
+        return ints.add(self.anchor.n, self.dn)
 
     def store_outputs(self) -> None:
         for value, access in self.c.outputs:
@@ -122,12 +167,7 @@ class Segment(body.Hooks):
     # --- memory --------------------------------------------------------------------------------------------------
 
     def address(self, access: Access, lane: int = 0) -> Value:
-        dims = self.c.dims
-        offset = ints.add(
-            ac.offset_along(access, dims.m, dims.sizes, self.m),
-            ac.offset_along(access, dims.n, dims.sizes, ints.add(self.n, lane)),
-        )
-        return ints.offset_pointer(self.frame.base(access), offset, access.element)
+        return self.anchor.address(access, self.dm, self.dn + lane)
 
     def load(self, access: Access) -> Value:
         element = ln.register_type(access.element)
@@ -172,7 +212,7 @@ class Segment(body.Hooks):
             return ln.cast("index_cast", ints.value(self._place(kernel_dim)[0]), ln.index_type())
         places = []
         for lane in range(self.lanes):
-            shifted = Segment(self.frame, self.m, ints.add(self.n, lane), 0, self.accumulator)
+            shifted = Segment(self.anchor, self.dm, self.dn + lane, 0)
             place = ints.value(shifted._place(kernel_dim)[0])
             places.append(ln.cast("index_cast", place, ln.index_type()))
         return ln.from_lanes(places)
@@ -234,7 +274,7 @@ def emit_row(
     """
     whole = ints.mul(ints.div(count, lanes), lanes)
     with ints.loop(0, whole, lanes) as j:
-        Segment(frame, m, ints.add(n, j), lanes, load(j, lanes)).store_outputs()
+        Segment(Anchor(frame, m, ints.add(n, j)), 0, 0, lanes, load(j, lanes)).store_outputs()
     if not (isinstance(count, int) and count == whole):
         with ints.loop(whole, count) as j:
-            Segment(frame, m, ints.add(n, j), 0, load(j, 0)).store_outputs()
+            Segment(Anchor(frame, m, ints.add(n, j)), 0, 0, 0, load(j, 0)).store_outputs()

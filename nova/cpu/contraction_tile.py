@@ -14,7 +14,7 @@ from nova.cpu import build, ints
 from nova.cpu import contraction_epilogue as ep
 from nova.cpu import lanes as ln
 from nova.cpu.access import Access
-from nova.cpu.contraction_epilogue import Frame, Segment
+from nova.cpu.contraction_epilogue import Anchor, Frame, Segment
 from nova.cpu.ints import Int
 from nova.cpu.lanes import Value
 from nova.cpu.microkernel import Tile
@@ -28,11 +28,13 @@ class Partials:
     output: Access | None
     plane: Value | None  # start of this batch element's (and k chunk's) M x N plane
 
-    def pointer(self, frame: Frame, m: Int, n: Int, lanes: int) -> Value:
+    def pointer(self, anchor: Anchor, dm: int = 0, dn: int = 0) -> Value:
         if self.output is not None:
-            return Segment(frame, m, n, lanes).address(self.output)
+            return anchor.address(self.output, dm, dn)
         assert self.plane is not None
-        return ints.offset_pointer(self.plane, ints.add(ints.mul(m, frame.c.n), n), frame.c.accumulator)
+        c = anchor.frame.c
+        place = ints.add(ints.mul(anchor.m, c.n), anchor.n, dm * c.n + dn)
+        return ints.offset_pointer(self.plane, place, c.accumulator)
 
 
 @dataclass(frozen=True)
@@ -68,17 +70,17 @@ class TileSink:
 
     def _in_registers(self, values: list[Value], m: Int, n: Int, first: bool | Value, last: bool | Value) -> None:
         tile = self.tile
-        places = [
-            (ints.add(m, i // tile.vectors), ints.add(n, i % tile.vectors * tile.lanes)) for i in range(len(values))
-        ]
+        anchor = Anchor(self.frame, m, n)
+        places = [(i // tile.vectors, i % tile.vectors * tile.lanes) for i in range(len(values))]
         pointers = []
         if self.partials and not (first is True and last is True):
-            pointers = [self.partials.pointer(self.frame, *place, tile.lanes) for place in places]
+            pointers = [self.partials.pointer(anchor, *place) for place in places]
         sums = self._add_partials(values, pointers, first)
 
         def outputs() -> None:
+            here = Anchor(self.frame, m, n)  # of its own: this may be a branch
             for value, (row, column) in zip(sums, places, strict=True):
-                Segment(self.frame, row, column, tile.lanes, value).store_outputs()
+                Segment(here, row, column, tile.lanes, value).store_outputs()
 
         def keep() -> None:
             for value, pointer in zip(sums, pointers, strict=True):
@@ -122,7 +124,7 @@ class TileSink:
             if self.partials is None or (first is True and last is True):
                 outputs()
             else:
-                kept = self.partials.pointer(self.frame, at, n, tile.lanes)
+                kept = self.partials.pointer(Anchor(self.frame, at, n))
                 branch(first, lambda: None, lambda: self._columns(columns, ln.addf, (kept, spilled), spilled))
                 branch(last, outputs, lambda: self._columns(columns, lambda x: x, (spilled,), kept))
 

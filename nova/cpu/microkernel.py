@@ -19,6 +19,9 @@ from nova.cpu.lanes import Value
 from nova.mlir import ir
 
 
+LINE = 64  # bytes of a cache line
+
+
 @dataclass(frozen=True)
 class Tile:
     """Shape and arithmetic of the register tile."""
@@ -49,6 +52,7 @@ class Panel:
     element: ir.Type
     k_stride: Int
     places: tuple[Int, ...] = ()
+    ahead: int = 0  # k steps by which to prefetch; a strided stream outruns the hardware's prefetcher at every page
 
 
 def to_accumulator(value: Value, accumulator: ir.Type) -> Value:
@@ -61,12 +65,22 @@ def to_accumulator(value: Value, accumulator: ir.Type) -> Value:
     return value if ln.element_of(value.type) == accumulator else ln.cast("extf", value, accumulator)
 
 
+def prefetch(pointer: Value, write: bool) -> None:
+    """Asks for the line at `pointer`; any address is allowed."""
+    hints = {"rw": int(write), "hint": 3, "cache": 1}
+    attributes = {name: ir.IntegerAttr.get(ln.int_type(32), number) for name, number in hints.items()}
+    ln.create_void("llvm.intr.prefetch", [pointer], attributes)
+
+
 def _multiply_add(a: Value, b: Value, c: Value) -> Value:
     return ln.create("vector.fma", c.type, [a, b, c])
 
 
-def multiply(tile: Tile, lhs: Panel, rhs: Panel, depth: Int) -> list[Value]:
-    """Accumulators [row][vector] of lhs @ rhs over `depth` steps of k, starting from zero."""
+def multiply(tile: Tile, lhs: Panel, rhs: Panel, depth: Int, even: bool = False) -> list[Value]:
+    """Accumulators [row][vector] of lhs @ rhs over `depth` steps of k, starting from zero.
+
+    `even`: a depth known only at run time is a multiple of the unrolling.
+    """
     zeros = [ln.constant(tile.vector, 0.0) for _ in range(tile.rows * tile.vectors)]
     # Rows at run-time places (an edge tile read in place) get a pointer each; constants stay in the addressing mode.
     rows = [
@@ -80,6 +94,10 @@ def multiply(tile: Tile, lhs: Panel, rhs: Panel, depth: Int) -> list[Value]:
 
     def step(k: Int, accumulators: list[Value]) -> list[Value]:
         k_lhs, k_rhs = ints.mul(k, lhs.k_stride), ints.mul(k, rhs.k_stride)
+        if rhs.ahead:
+            for line in range(0, tile.columns * ln.bytes_of(rhs.element), LINE):
+                place = ints.add(ints.mul(ints.add(k, rhs.ahead), rhs.k_stride), line // ln.bytes_of(rhs.element))
+                prefetch(ints.offset_pointer(rhs.pointer, place, rhs.element), write=False)
         columns = [rhs_vector(ints.add(k_rhs, v * tile.lanes)) for v in range(tile.vectors)]
         out = list(accumulators)
         for r, (pointer, place) in enumerate(rows):
@@ -94,9 +112,9 @@ def multiply(tile: Tile, lhs: Panel, rhs: Panel, depth: Int) -> list[Value]:
             accumulators = step(ints.add(k, u), accumulators)
         return accumulators
 
-    main = ints.mul(ints.div(depth, tile.unroll), tile.unroll)
+    main = depth if even else ints.mul(ints.div(depth, tile.unroll), tile.unroll)
     accumulators = _loop(0, main, tile.unroll, zeros, unrolled)
-    if isinstance(depth, int) and depth == main:
+    if even or (isinstance(depth, int) and depth == main):
         return accumulators
     return _loop(main, depth, 1, accumulators, step)
 

@@ -23,30 +23,53 @@ if TYPE_CHECKING:
 
 # Vector conversions come before the catch-all `convert-to-llvm`; math goes to LLVM intrinsics where there is one
 # (fma, sqrt, floor, ...) and to libm only for what is left, since libm first would turn every fma into a call.
-PASSES = ",".join(
-    [
-        "expand-strided-metadata",
-        "lower-affine",
-        "convert-scf-to-cf",
-        "convert-vector-to-llvm",
-        "convert-math-to-llvm",
-        "convert-math-to-libm",
-        "convert-to-llvm",
-        "reconcile-unrealized-casts",
-    ]
+PASSES = (
+    "convert-scf-to-cf",
+    "convert-vector-to-llvm",
+    "convert-math-to-llvm",
+    "convert-math-to-libm",
+    "convert-to-llvm",
+    "reconcile-unrealized-casts",
 )
+# Passes that only some emitters need, by a marker in the operations they act on.
+PASSES_FOR = {"memref.subview": "expand-strided-metadata", "affine.": "lower-affine"}
+
+
+@functools.cache
+def _pass_manager(extra: tuple[str, ...]) -> mlir.passmanager.PassManager:
+    with mlir.context():
+        manager = mlir.passmanager.PassManager.parse(f"builtin.module({','.join([*extra, *PASSES])})")
+        manager.enable_verifier(False)  # half of the passes' time; LLVM verifies what comes out
+    return manager
 
 
 def lower_to_llvm_ir(module: ir.Module) -> str:
     """Lowers `module` in place to the llvm dialect and returns LLVM IR text."""
-    mlir.run_passes(module, PASSES)
+    names = _operation_names(module)
+    extra = tuple(p for marker, p in PASSES_FOR.items() if any(name.startswith(marker) for name in names))
+    with mlir.context():
+        _pass_manager(extra).run(module.operation)
     return mlir.to_llvm_ir(module)
+
+
+def _operation_names(module: ir.Module) -> set[str]:
+    names: set[str] = set()
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        names.add(op.name)
+        return mlir.ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return names
 
 
 @functools.cache
 def _initialize() -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    # Loop strength reduction is two thirds of the time LLVM spends on an unrolled register tile, and x86's addressing
+    # modes leave it nothing to win there: measured equal with and without.
+    llvm.set_option("nova", "-disable-lsr")
 
 
 @functools.cache

@@ -83,10 +83,11 @@ class ContractionSchedule:
     subgroup: tuple[int, int]  # M x N of the innermost unit: the register tile, or a warp's tile
     threads: int  # threads of the pool worth using, or threads of a block
     promoted: tuple[bool, bool] = (True, True)  # copy lhs / rhs into packed panels or shared memory
-    unroll: int = 4
+    unroll: int = 2  # k steps in one trip of the innermost loop
     split: str = "m"  # CPU: dimension dealt to threads
     unit: int = 1  # CPU: rows (columns) of that dimension in one task
     groups: int = 1  # CPU: ranges of the other dimension; GPU: blocks that share an L2 panel (rasterisation width)
+    prefetch: int = 0  # CPU: k steps by which the tile asks for B in place
     k_chunks: int = 1  # independent pieces of K, added in order afterwards
     warps: tuple[int, int] = (1, 1)  # GPU: warp grid of a block
     stages: int = 1  # GPU: buffers of the software pipeline

@@ -72,6 +72,7 @@ def schedule(p: ContractionProblem, target: CpuTarget) -> ContractionSchedule:
         split=split,
         unit=unit,
         groups=groups,
+        prefetch=8 if not pack_rhs and p.m <= 2 * tile.rows and p.k * p.n * p.rhs.bytes > target.l1 else 0,
         k_chunks=chunks,
         intrinsic=f"fma.v{lanes}{p.accumulate}",
         seconds=seconds(p, target, tile, pack_lhs, pack_rhs, threads),
@@ -86,7 +87,9 @@ def register_tile(p: ContractionProblem, target: CpuTarget, reasons: list[str]) 
         tile
         for rows in range(1, target.registers)
         for vectors in range(1, target.registers)
-        if (tile := RegisterTile(rows, vectors)).registers() <= target.registers and rows * vectors <= 28
+        if (tile := RegisterTile(rows, vectors)).registers() <= target.registers
+        and rows * vectors <= 28
+        and (vectors > 1 or p.n <= lanes)  # a strip of one vector is half a cache line
     ]
 
     def time(tile: RegisterTile) -> float:
