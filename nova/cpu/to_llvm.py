@@ -21,32 +21,33 @@ if TYPE_CHECKING:
     from nova.mlir import ir
     from nova.schedule.target import CpuTarget
 
-# Vector conversions come before the catch-all `convert-to-llvm`; math goes to LLVM intrinsics where there is one
-# (fma, sqrt, floor, ...) and to libm only for what is left, since libm first would turn every fma into a call.
-PASSES = (
-    "convert-scf-to-cf",
-    "convert-vector-to-llvm",
-    "convert-math-to-llvm",
-    "convert-math-to-libm",
-    "convert-to-llvm",
-    "reconcile-unrealized-casts",
-)
-# Passes that only some emitters need, by a marker in the operations they act on.
-PASSES_FOR = {"memref.subview": "expand-strided-metadata", "affine.": "lower-affine"}
+# `convert-to-llvm` knows arith, math's LLVM intrinsics, func, memref, cf and vector's plain operations. The others run
+# before it, only where an operation of theirs occurs. Math goes to intrinsics (fma, sqrt, floor, ...) before libm takes
+# what is left, since libm first would turn every fma into a call.
+PASSES = ("convert-scf-to-cf", "convert-to-llvm", "reconcile-unrealized-casts")
+PASSES_FOR = {
+    "affine.": ("lower-affine",),
+    "memref.subview": ("expand-strided-metadata",),
+    "vector.": ("convert-vector-to-llvm",),
+    "math.": ("convert-math-to-llvm", "convert-math-to-libm"),
+}
+PLAIN = {f"vector.{op}" for op in ("load", "store", "broadcast", "fma", "shuffle", "extract", "insert", "from_elements")}
 
 
 @functools.cache
 def _pass_manager(extra: tuple[str, ...]) -> mlir.passmanager.PassManager:
     with mlir.context():
-        manager = mlir.passmanager.PassManager.parse(f"builtin.module({','.join([*extra, *PASSES])})")
+        passes = [PASSES[0], *extra, *PASSES[1:]]
+        manager = mlir.passmanager.PassManager.parse(f"builtin.module({','.join(passes)})")
         manager.enable_verifier(False)  # half of the passes' time; LLVM verifies what comes out
     return manager
 
 
 def lower_to_llvm_ir(module: ir.Module) -> str:
     """Lowers `module` in place to the llvm dialect and returns LLVM IR text."""
-    names = _operation_names(module)
-    extra = tuple(p for marker, p in PASSES_FOR.items() if any(name.startswith(marker) for name in names))
+    names = _operation_names(module) - PLAIN
+    wanted = [passes for marker, passes in PASSES_FOR.items() if any(name.startswith(marker) for name in names)]
+    extra = tuple(dict.fromkeys(p for passes in wanted for p in passes))
     with mlir.context():
         _pass_manager(extra).run(module.operation)
     return mlir.to_llvm_ir(module)
