@@ -48,6 +48,8 @@ def context() -> ir.Context:
     global _context
     if _context is None:
         _context = ir.Context()
+        # Verifiers of `nova` ops are Python; MLIR's threads would wait for the lock that the parsing thread holds.
+        _context.enable_multithreading(False)
         with _context, ir.Location.unknown():
             from nova.dialect import ops
 
@@ -61,10 +63,15 @@ def parse(text: str) -> ir.Module:
         return ir.Module.parse(text)
 
 
-def run_passes(module: ir.Module, pipeline: str) -> ir.Module:
-    """Runs a C++ pass pipeline, e.g. "convert-scf-to-cf,convert-to-llvm", in place."""
+def run_passes(module: ir.Module, pipeline: str, verify: bool = True) -> ir.Module:
+    """Runs a C++ pass pipeline, e.g. "convert-scf-to-cf,convert-to-llvm", in place.
+
+    verify=False leaves out the verification after each pass, which costs more than a light pass on `nova` ops.
+    """
     with context():
-        passmanager.PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
+        manager = passmanager.PassManager.parse(f"builtin.module({pipeline})")
+        manager.enable_verifier(verify)
+        manager.run(module.operation)
     return module
 
 

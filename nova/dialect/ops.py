@@ -7,7 +7,7 @@ halves of fused attention). `base.REGISTRY` maps each op's name to its declarati
 
 from __future__ import annotations
 
-from nova.dialect import contraction, elementwise, reductions, scalars, training, views  # noqa: F401  (declare their ops)
+from nova.dialect import attention, contraction, dispatch, elementwise, reductions, scalars, training, views  # noqa: F401  (declare their ops)
 from nova.dialect.base import REGISTRY, OpSpec, load
 
 __all__ = ["REGISTRY", "OpSpec", "load", "markdown"]
@@ -17,9 +17,7 @@ def markdown() -> str:
     """The reference manual of the dialect: one section an op, from the declarations."""
     lines = ["# The nova dialect", ""]
     for name, spec in sorted(REGISTRY.items()):
-        operands = [*spec.operands, *([f"*{spec.variadic}"] if spec.variadic else [])]
-        results = [*spec.results, *([f"*{spec.variadic_result}"] if spec.variadic_result else [])]
         attributes = ", ".join(f"{key}: {kind}" for key, kind in spec.attrs.items())
         lines += [f"## nova.{name}", ""]
-        lines += [f"`({', '.join(operands)}) {{{attributes}}} -> ({', '.join(results)})`", "", spec.doc.strip(), ""]
+        lines += [f"`({spec.operands.describe()}) {{{attributes}}} -> ({spec.results.describe()})`", "", spec.doc.strip(), ""]
     return "\n".join(lines)

@@ -1,0 +1,461 @@
+"""Placing ops into groups: the algorithm behind `form-dispatches`.
+
+Ops are placed in program order. Every group has a position, and reads only groups with smaller positions, so the kernels
+can always run in order of position and no cycle can arise. An op may join a group if everything else it reads comes
+earlier than that group; or if nobody has read the group yet, the group moves behind everything placed so far.
+
+Where an op cannot join the group of one of its operands, that operand goes through memory, unless computing it again
+is cheaper (`costs.recompute_pays`).
+"""
+
+from __future__ import annotations
+
+from nova.fusion import costs
+from nova.fusion.decisions import Report
+from nova.fusion.groups import Group
+from nova.fusion.records import Function, Op, Value, make
+from nova.fusion.rules import CONTRACTIONS, ELEMENTWISE, RULES
+from nova.fusion.space import STEP, VIEWS, Space, is_generator
+
+OPTIMIZERS = frozenset({"sgd", "adam", "adagrad", "rmsprop"})
+ATTENTION = frozenset({"attention", "attention_backward"})
+ALONE = {
+    "attention": "attention_forward", "attention_backward": "attention_backward", "take_backward": "scatter",
+    "scatter": "scatter", "index_put": "scatter", "as_strided_scatter": "scatter", "max_pool2d_backward": "scatter",
+    "cumsum": "scan", "cumprod": "scan", "foreach_norm": "multi_tensor",
+}  # fmt: skip
+STEP_OPS = frozenset({"aten_call", "bucket_ready", "func.call"})
+MAX_CHAIN = 4  # ops computed again for one operand
+MAX_CONSTANT = 4096  # bytes of a splat that is kept as data rather than filled by a kernel
+SIBLINGS = 4  # recent readers of a tensor that an op may join
+
+
+class Former:
+    """Groups the ops of one function. After `run`, `groups` holds the kernels and the step's own ops, by position."""
+
+    def __init__(self, function: Function, report: Report):
+        self.function, self.report = function, report
+        self.materialised: set[Value] = set()
+        self.home: dict[Value, Group] = {}
+        self.readers: dict[Group, set[Group]] = {}
+        self.nearby: dict[Value, list[Group]] = {}
+        self.replaced: dict[Value, Value] = {}
+        self.groups: list[Group] = []
+        self.batches: dict[object, Group] = {}
+        self.outputs = set(function.outputs)
+        self.now = 0.0
+
+    def run(self) -> list[Group]:
+        for op in self.function.ops:
+            self.place(op)
+        self.function.outputs = [self.output(value) for value in self.function.outputs]
+        return sorted((g for g in self.groups if not g.dead and g.ops), key=lambda g: g.position)
+
+    # --- values -----------------------------------------------------------------------------------------------------
+
+    def base(self, value: Value) -> Value:
+        """The value in memory that a view reads."""
+        while value.op is not None and value.op.name in VIEWS and value not in self.materialised:
+            value = value.op.operands[0]
+        return value
+
+    def in_memory(self, value: Value) -> bool:
+        """Whether the value is a whole buffer, perhaps under another shape."""
+        while value.op is not None and value not in self.materialised:
+            if value.op.name == "reshape":
+                value = value.op.operands[0]
+            else:
+                return value.op.name not in VIEWS and not is_generator(value.op)
+        return True
+
+    def materialise(self, value: Value, why: str, op: Op) -> Value:
+        """A value with the same elements in a buffer of its own."""
+        value = self.replaced.get(value, value)
+        if self.in_memory(value):
+            return value
+        source = value
+        if value.op is not None and value.op.name == "constant" and value.bytes <= MAX_CONSTANT:
+            constant = make("constant", [], value.shape, value.dtype, value.op, **value.op.attrs, **{STEP: True})
+            self.place_alone(constant)
+            return constant.results[0]
+        if value.op is not None and value.op.name == "reshape":
+            inner = self.materialise(value.op.operands[0], why, op)
+            reshape = make("reshape", [inner], value.shape, value.dtype, value.op)
+            self.replaced[value] = reshape.results[0]
+            return reshape.results[0]
+        copy = make("copy", [source], value.shape, value.dtype, value.op)
+        self.report.add("materialised", op, source.op.name if source.op else "", why)
+        self.replaced[value] = copy.results[0]
+        self.place_loops(copy)
+        return copy.results[0]
+
+    def output(self, value: Value) -> Value:
+        """What the step returns for `value`: something in memory."""
+        value = self.replaced.get(value, value)
+        if value.op is not None and not self.in_memory(value):
+            return self.materialise(value, "is an output of the step", value.op)
+        return value
+
+    # --- groups -----------------------------------------------------------------------------------------------------
+
+    def new_group(self, kind: str) -> Group:
+        self.now += 1.0
+        group = Group(kind, self.now, Space(self.materialised))
+        self.groups.append(group)
+        self.readers[group] = set()
+        return group
+
+    def read_by(self, group: Group, op: Op) -> None:
+        """Records that `group` reads the operands of `op`."""
+        for operand in op.operands:
+            base = self.base(operand)
+            home = self.home.get(base)
+            if home is not None and home is not group:
+                self.readers[home].add(group)
+            near = self.nearby.setdefault(base, [])
+            if group not in near:
+                near.append(group)
+                del near[:-SIBLINGS]
+
+    def own(self, group: Group, op: Op) -> None:
+        for value in op.results:
+            self.home[value] = group
+
+    def place(self, op: Op) -> None:
+        if self.replaced:
+            op.operands = [self.replaced.get(value, value) for value in op.operands]
+        if op.name in VIEWS or is_generator(op):
+            return
+        if op.name in STEP_OPS or op.name in ALONE:
+            self.place_alone(op)
+        elif op.name in OPTIMIZERS:
+            self.place_optimizer(op)
+        elif self.is_prologue(op):
+            return
+        elif op.name in CONTRACTIONS:
+            self.place_contraction(op)
+        elif op.name in RULES:
+            self.place_loops(op)
+        elif op.name == "constant":
+            self.place_alone(op)
+        else:
+            raise NotImplementedError(f"nova.{op.name} has no kernel")
+
+    def place_alone(self, op: Op) -> None:
+        """An op that is a kernel by itself, or stays in the step."""
+        if op.name not in ATTENTION:
+            op.operands = [self.materialise(value, "is read by an op that wants whole tensors", op) for value in op.operands]
+        group = self.new_group(ALONE.get(op.name, "step"))
+        group.ops.append(op)
+        self.read_by(group, op)
+        self.own(group, op)
+
+    def place_contraction(self, op: Op) -> None:
+        """A new kernel; operands computed elsewhere come from memory, views of them fold into its access."""
+        for position, operand in enumerate(op.operands):
+            source = self.base(operand)
+            if source.op is not None and is_generator(source.op):
+                op.operands[position] = self.materialise(operand, "operand of a contraction", op)
+        group = self.new_group("contraction")
+        group.root = op
+        reason = group.fits(op)
+        if reason is not None:
+            self.report.add("refused", op, "", f"a view of its operands cannot fold into its access: {reason}")
+            op.operands = [self.materialise(value, "operand of a contraction", op) for value in op.operands]
+            reason = group.fits(op)
+            assert reason is None, reason
+            self.now += 1.0
+            group.position = self.now  # behind the copies made for it
+        self.read_by(group, op)
+        self.own(group, op)
+
+    # --- elementwise ops, reductions --------------------------------------------------------------------------------
+
+    def place_loops(self, op: Op) -> None:
+        for group in self.candidates(op):
+            reason = self.order(group, op) or group.fits(op)
+            if reason is None:
+                self.report.add("fused", op, group.name, "shares its loops")
+                break
+            self.report.add("refused", op, group.name, reason)
+        else:
+            group = self.new_group("loops")
+            reason = group.fits(op)
+            if reason is not None:
+                self.report.add("refused", op, "", f"a view of its operands cannot fold into its access: {reason}")
+                op.operands = [self.materialise(value, "cannot be read through its view", op) for value in op.operands]
+                reason = group.fits(op)
+                assert reason is None, f"{op}: {reason}"
+                self.now += 1.0
+                group.position = self.now
+        self.read_by(group, op)
+        self.own(group, op)
+        self.absorb(group, op)
+        self.recompute(group, op)
+
+    def candidates(self, op: Op) -> list[Group]:
+        """Groups that `op` may join: those computing its operands, latest first, then recent readers of its operands."""
+        bases = [self.base(value) for value in op.operands]
+        homes = {self.home[b] for b in bases if b in self.home}
+        found = sorted(homes, key=lambda g: -g.position)
+        for base in bases:
+            if base.bytes * 2 >= max((value.bytes for value in op.results), default=0) and base.bytes > 64:
+                found += [g for g in reversed(self.nearby.get(base, [])) if g.kind == "loops" and g not in found]
+        elementwise = op.name in ELEMENTWISE or op.name == "copy"
+        return [
+            g
+            for g in found
+            if not g.dead and (g.kind == "loops" or (g.kind == "contraction" and elementwise and g in homes))
+        ]
+
+    def order(self, group: Group, op: Op) -> str | None:
+        """Makes sure that everything `op` reads is there when `group` runs; None, or why that cannot be."""
+        latest = 0.0
+        for operand in op.operands:
+            home = self.home.get(self.base(operand))
+            if home is not None and home is not group:
+                latest = max(latest, home.position)
+        if latest < group.position:
+            return None
+        if any(not reader.dead for reader in self.readers[group]):
+            return "needs a value computed after a reader of that kernel"
+        self.now += 1.0
+        group.position = self.now
+        return None
+
+    def absorb(self, group: Group, op: Op) -> None:
+        """Moves the other producers of `op` that nobody else reads into its group."""
+        for operand in op.operands:
+            base = self.base(operand)
+            other = self.home.get(base)
+            if other is None or other is group or other.kind != "loops" or other.dead:
+                continue
+            if any(reader is not group and not reader.dead for reader in self.readers[other]):
+                continue
+            if any(value in self.outputs for member in other.ops for value in member.results) and group.kind != "loops":
+                continue
+            reason = self.rebuild(group, [*other.ops, *group.ops], other.clones | group.clones)
+            if reason is not None:
+                self.report.add("refused", op, other.name, reason)
+                continue
+            self.report.add("fused", op, other.name, "its producers have no other reader")
+            self.merge(group, other)
+
+    def merge(self, group: Group, other: Group) -> None:
+        other.dead = True
+        for member in other.ops:
+            self.own(group, member)
+            self.read_by(group, member)
+        for readers in self.readers.values():
+            readers.discard(other)
+        other.ops = []
+
+    def rebuild(self, group: Group, ops: list[Op], clones: set[Op]) -> str | None:
+        """Gives `group` exactly `ops` if they fit together."""
+        trial = Group(group.kind, group.position, Space(self.materialised))
+        trial.root = group.root
+        ordered = sorted(ops, key=lambda o: (o is not group.root, o.order))
+        for member in ordered:
+            reason = trial.fits(member, member in clones)
+            if reason is not None:
+                return reason
+        group.ops, group.clones, group.space, group.roles = trial.ops, trial.clones, trial.space, trial.roles
+        return None
+
+    # --- computing again --------------------------------------------------------------------------------------------
+
+    def recompute(self, group: Group, op: Op) -> None:
+        """Replaces operands that come through memory by computing them again, where that is cheaper."""
+        for operand in dict.fromkeys(op.operands):
+            base = self.base(operand)
+            other = self.home.get(base)
+            if other is None or other is group or base.op is None or base.op.name not in ELEMENTWISE:
+                continue
+            chain, leaves = self.chain(base, other)
+            if not chain or self.is_stored(base, group):
+                continue
+            have = {self.base(v) for member in group.ops for v in member.operands if member is not op} | set(op.operands)
+            extra = sum(leaf.bytes for leaf in leaves if leaf not in have or leaf is base)
+            pays, text = costs.recompute_pays(base, chain, extra)
+            if not pays:
+                self.report.add("refused", op, base.op.name, f"{text}, so the value is stored")
+                continue
+            self.clone(group, op, base, chain, text)
+
+    def is_stored(self, value: Value, group: Group) -> bool:
+        """Whether the value goes to memory anyway."""
+        if value in self.outputs:
+            return True
+        home = self.home[value]
+        for reader in self.readers[home]:
+            if reader is not group and not reader.dead and any(
+                self.base(v) is value for member in reader.ops for v in member.operands
+            ):
+                return True
+        return any(self.forces(user) for user in value.users)
+
+    def forces(self, user: Op) -> bool:
+        """Whether `user` can only read its operands from memory."""
+        if user.name in VIEWS:
+            return any(self.forces(u) for u in user.results[0].users) or user.results[0] in self.outputs
+        return user.name in CONTRACTIONS or user.name in ALONE or user.name in STEP_OPS
+
+    def chain(self, value: Value, group: Group) -> tuple[list[Op], list[Value]]:
+        """The elementwise ops of `group` that compute `value` from values in memory, and these values."""
+        ops: list[Op] = []
+        leaves: list[Value] = []
+        stack = [value]
+        while stack:
+            current = stack.pop()
+            op = current.op
+            inside = op is not None and self.home.get(current) is group and op.name in ELEMENTWISE
+            if current is not value and (not inside or current.bytes * 8 <= value.bytes or self.is_read(current, group)):
+                if op is None or not is_generator(op):
+                    leaves.append(current)
+                continue
+            if op is None or not inside or len(ops) == MAX_CHAIN:
+                return [], []
+            if op not in ops:
+                ops.append(op)
+                stack += [self.base(v) for v in op.operands]
+        return sorted(ops, key=lambda o: o.order), list(dict.fromkeys(leaves))
+
+    def is_read(self, value: Value, group: Group) -> bool:
+        """Whether a kernel other than its own reads `value`, or the step returns it: it is in memory."""
+        if value in self.outputs:
+            return True
+        return any(
+            not reader.dead and any(self.base(v) is value for member in reader.ops for v in member.operands)
+            for reader in self.readers[group]
+        )
+
+    def clone(self, group: Group, op: Op, value: Value, chain: list[Op], text: str) -> None:
+        """Copies `chain` into `group` for all its ops that read `value`."""
+        copies: dict[Value, Value] = {}
+        clones: list[Op] = []
+        for number, source in enumerate(chain):
+            copied = Op(source.name, [self.rebase(v, copies) for v in source.operands], source.attrs, source.location)
+            first = min(member.order for member in group.ops)
+            copied.order = min(first, op.order) - 1 + number / (len(chain) + 1)
+            for result in source.results:
+                copies[result] = copied.result(result.shape, result.dtype)
+            clones.append(copied)
+        before = {member: list(member.operands) for member in group.ops}
+        for member in group.ops:
+            member.operands = [self.rebase(v, copies) if self.base(v) is value else v for v in member.operands]
+        reason = self.rebuild(group, [*clones, *group.ops], group.clones | set(clones))
+        if reason is not None:
+            for member, operands in before.items():
+                member.operands = operands
+            self.report.add("refused", op, value.op.name if value.op else "", f"cannot be computed again: {reason}")
+            return
+        self.report.add("recomputed", op, value.op.name if value.op else "", text)
+        home = self.home[value]
+        self.readers[home].discard(group)
+        for member in group.ops:
+            self.own(group, member)
+            self.read_by(group, member)
+
+    def rebase(self, value: Value, copies: dict[Value, Value]) -> Value:
+        """`value`, with the views it looks through moved onto the copy of its base."""
+        if value in copies:
+            return copies[value]
+        if value.op is None or value.op.name not in VIEWS or value in self.materialised or self.base(value) not in copies:
+            return value
+        view = value.op
+        inner = self.rebase(view.operands[0], copies)
+        moved = Op(view.name, [inner], view.attrs, view.location, view.order)
+        copies[value] = moved.result(value.shape, value.dtype)
+        return copies[value]
+
+    # --- optimizers -------------------------------------------------------------------------------------------------
+
+    def is_prologue(self, op: Op) -> bool:
+        """Whether `op` only scales the gradient of one optimizer op: it is computed in that op's kernel."""
+        if op.name not in ("mul", "div") or len(op.results[0].users) != 1 or op.results[0] in self.outputs:
+            return False
+        user = op.results[0].users[0]
+        scalars = [v for v in op.operands if not v.shape or v.bytes <= 8]
+        tensors = [v for v in op.operands if v.shape == op.results[0].shape]
+        if not scalars or not tensors or len(op.operands) != 2:
+            return False
+        if user.name in OPTIMIZERS:
+            return user.operands[1] is op.results[0] and op.results[0] not in user.operands[2:]
+        return self.is_prologue(user)
+
+    def place_optimizer(self, op: Op) -> None:
+        """One kernel for all updates with the same hyperparameters."""
+        chain = [op]
+        while (source := chain[-1].operands[1 if len(chain) == 1 else 0].op) is not None and self.is_prologue(source):
+            if source.operands[0].shape != source.results[0].shape:
+                if source.name == "div":
+                    break
+                source.operands.reverse()
+            chain.append(source)
+        chain.reverse()
+        for member in chain:
+            member.operands = [self.materialise(v, "is read by an optimizer", op) for v in member.operands]
+        key = batch_key(chain)
+        group = self.batches.get(key)
+        reason = "has other hyperparameters" if group is None else self.order_chain(group, chain)
+        if group is None or reason is not None:
+            if group is not None:
+                self.report.add("refused", op, group.name, str(reason))
+            group = self.new_group("multi_tensor")
+            group.root = op
+            self.batches[key] = group
+        else:
+            self.report.add("batched", op, group.name, "same update, same hyperparameters")
+        for member in chain:
+            group.ops.append(member)
+            self.read_by(group, member)
+            self.own(group, member)
+
+    def order_chain(self, group: Group, chain: list[Op]) -> str | None:
+        for member in chain:
+            reason = self.order(group, member)
+            if reason is not None:
+                return reason
+        return None
+
+
+def batch_key(chain: list[Op]) -> object:
+    """What updates must have in common to share a kernel: everything but the tensors themselves."""
+    parts: list[object] = []
+    inside = {value: (position, i) for position, op in enumerate(chain) for i, value in enumerate(op.results)}
+    for op in chain:
+        wiring = []
+        for operand in op.operands:
+            if operand in inside:
+                wiring.append(("inside", inside[operand]))
+            elif is_list_operand(op, operand):
+                wiring.append(("list", operand.dtype, len(operand.shape) == 0))
+            else:
+                wiring.append(("shared", operand))
+        parts.append((op.name, tuple(sorted(op.attrs.items())), tuple(wiring), tuple(v.dtype for v in op.results)))
+    return tuple(parts)
+
+
+def is_list_operand(op: Op, operand: Value) -> bool:
+    """Whether an operand of an optimizer (or of the ops in front of it) is one tensor of the list, not shared by all."""
+    if op.name in OPTIMIZERS:
+        positions = [i for i, v in enumerate(op.operands) if v is operand]
+        return any(i in STEP_POSITIONS.get(op.name, ()) or operand.shape != () or is_state(op, i) for i in positions)
+    return operand is op.operands[0]
+
+
+# position of the step count, a 0-d tensor that every parameter has one of
+STEP_POSITIONS = {"adam": (4,), "adagrad": (3,), "rmsprop": (3,)}
+_SCALARS = {"sgd": range(2, 6), "adam": range(5, 10), "adagrad": range(4, 8), "rmsprop": range(4, 9)}
+
+
+def is_state(op: Op, position: int) -> bool:
+    """Whether operand `position` belongs to the parameter, though it may be 0-d like a hyperparameter."""
+    if position in _SCALARS[op.name]:
+        return False
+    last = len(op.operands) - 1
+    if op.attrs["has_found_inf"] and position == last:
+        return False
+    if op.name == "sgd" and op.attrs["has_first"] and position == last - bool(op.attrs["has_found_inf"]):
+        return False
+    return True

@@ -1,0 +1,87 @@
+"""A dispatch group: ops that become one kernel, with the loops they share."""
+
+from __future__ import annotations
+
+from nova.fusion import roles as roles_module
+from nova.fusion.records import Op, Value
+from nova.fusion.roles import Roles
+from nova.fusion.space import Atom, Space
+
+MAX_OPS = 64  # ops in one kernel: bounds compile time and live registers
+MAX_TENSORS = 28  # tensors read and written by one kernel
+
+
+class Group:
+    """Ops of one kernel. `position` orders the kernels of the step; `consumed` = read by a kernel placed already."""
+
+    __slots__ = ("clones", "consumed", "dead", "kind", "ops", "position", "root", "roles", "space")
+
+    def __init__(self, kind: str, position: float, space: Space):
+        self.kind, self.position, self.space = kind, position, space
+        self.ops: list[Op] = []
+        self.clones: set[Op] = set()  # ops computed again here
+        self.root: Op | None = None  # the contraction
+        self.consumed = False
+        self.dead = False  # merged into another group
+        self.roles = Roles()
+
+    @property
+    def name(self) -> str:
+        """A readable name from the most telling op."""
+        return (self.root or self.ops[0]).name
+
+    def fits(self, op: Op, clone: bool = False) -> str | None:
+        """Adds `op` if it can be computed here; otherwise the reason why not, and nothing has changed."""
+        if len(self.ops) >= MAX_OPS:
+            return "the kernel has enough ops"
+        mark = self.space.mark()
+        reason = self.space.add(op)
+        if reason is None:
+            reason = self._check_contraction(op) if self.kind == "contraction" else self._check_loops(op, clone)
+        if reason is not None:
+            self.space.rollback(mark)
+            return reason
+        self.ops.append(op)
+        if clone:
+            self.clones.add(op)
+        return None
+
+    def _check_loops(self, op: Op, clone: bool) -> str | None:
+        roles = roles_module.find(self.space, self.clones | {op} if clone else self.clones)
+        if roles.reason is None and self.ops:
+            roles.reason = self._check_access(roles)
+        if roles.reason is None:
+            self.roles = roles
+        return roles.reason
+
+    def _check_access(self, roles: Roles) -> str | None:
+        """Refuses what would make a reduction read memory with long strides, or too many tensors at once."""
+        space = self.space
+        if len(space.all_inputs) > MAX_TENSORS:
+            return "the kernel reads enough tensors"
+        for reduction in space.reductions:
+            order = [leaf for atoms in reduction.over for leaf in space.leaves(atoms)]
+            if not order or order[-1].size < 8:
+                continue
+            for instance in space.all_inputs:
+                if space.final_strides(instance).get(order[-1], 0) > 1:
+                    return "would make the reduction read a transposed operand"
+        return None
+
+    def _check_contraction(self, op: Op) -> str | None:
+        """An epilogue op runs over exactly the tile that the contraction makes."""
+        if op is self.root:
+            return None
+        loops = {leaf for value in op.results for leaf in self.space.loops(self.space.outputs[value].dims)}
+        if self.space.reductions[-1].op is not self.root:
+            return "is a reduction; only elementwise ops follow a contraction in its kernel"
+        if loops != self.tile():
+            return "runs over other loops than the contraction's result"
+        return None
+
+    def tile(self) -> set[Atom]:
+        """The parallel loops of the contraction."""
+        space = self.space
+        root = self.root
+        assert root is not None
+        return {leaf for value in root.results for leaf in space.loops(space.outputs[value].dims)}
