@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (IR text)
 """Multi-tensor kernels: any number of tensors of any size through one compiled body, the same bits for any threads."""
 
 from __future__ import annotations
