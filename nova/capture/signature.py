@@ -34,7 +34,7 @@ class Source:
 
     `root` is one of "arg" (index), "kwarg" (name), "closure" (name), "global" (name), "self", "function"
     (an absolute object reached through a code object), "const" (held by the capture itself).
-    `path` is a tuple of steps: ("attr", name), ("item", key) or ("call", name); keys are str or int.
+    `path` is a tuple of steps, listed in `sources.py`: ("attr", name), ("item", key), ("param", name), ...
     """
 
     root: str
@@ -44,7 +44,20 @@ class Source:
     def __str__(self) -> str:
         text = f"{self.root}[{self.key!r}]" if self.root in ("arg", "kwarg") else str(self.key)
         for kind, key in self.path:
-            text += f".{key}" if kind == "attr" else f"[{key!r}]" if kind == "item" else f".{key}()"
+            match kind:
+                case "item" | "value" | "default":
+                    text += f"[{key!r}]"
+                case "state":
+                    group, index = str(key).split(".")
+                    text += f".state[param_groups[{group}]['params'][{index}]]"
+                case "module" if str(key).isdigit():
+                    text += f"[{key}]"
+                case "call":
+                    text += f".{key}()"
+                case "class" | "length" | "iterator":
+                    continue
+                case _:
+                    text += f".{key}"
         return text
 
 
@@ -54,7 +67,9 @@ class InputSpec:
 
     Scalars are 0-d f64; the seed is 0-d i64. A tensor that is not contiguous, or that shares its storage
     with another lifted tensor, is lifted as the 1-d flat span of its storage (`flat=True`), and the
-    graph recovers it with `aten.as_strided`.
+    graph recovers it with `aten.as_strided`. The span starts `span_offset` elements after the first element
+    of the tensor that `source` names (negative when an alias starts earlier).
+    `phase` is the number of host effects that are replayed before a scalar is read.
     """
 
     name: str
@@ -62,6 +77,8 @@ class InputSpec:
     type: TensorType
     source: Source
     flat: bool = False
+    span_offset: int = 0
+    phase: int = 0
 
 
 @dataclass(frozen=True)

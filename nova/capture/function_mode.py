@@ -1,0 +1,334 @@
+"""What the recorder does at the level of Python calls, before PyTorch takes them apart.
+
+F.scaled_dot_product_attention(...)   kept whole (keep.py)
+x * beta, torch.add(x, y, alpha=lr)   a traced number becomes a 0-d tensor of the graph
+x.tolist(), x.numpy()                 refused: they read values without any dispatched operation
+p.grad = None                         noted (grads.py)
+loss.backward()                       runs with this mode on, so that recomputed forwards are seen too
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from nova.capture import keep
+from nova.capture.scalars import TracedFloat
+from nova.errors import CaptureError
+
+if TYPE_CHECKING:
+    from nova.capture.record import Recorder
+
+Handler = Callable[["FunctionMode", Any, tuple[Any, ...], dict[str, Any]], Any]
+HANDLERS: dict[Any, Handler] = {}
+
+
+def handles(*functions: Any) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        for function in functions:
+            HANDLERS[function] = handler
+        return handler
+
+    return register
+
+
+class FunctionMode(TorchFunctionMode):
+    def __init__(self, recorder: Recorder):
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler = HANDLERS.get(func)
+        if handler is not None:
+            return handler(self, func, args, kwargs or {})
+        if not kwargs:
+            for a in args:
+                if type(a) in _PLAIN:
+                    continue
+                if _has_traced(a):
+                    return _with_traced(self, func, args, {})
+            return func(*args)
+        if any(_has_traced(a) for a in args) or any(_has_traced(a) for a in kwargs.values()):
+            return _with_traced(self, func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+_PLAIN = {Tensor, torch.nn.Parameter, int, float, bool, type(None), str, torch.Size, torch.dtype}
+
+
+def _has_traced(value: Any) -> bool:
+    if isinstance(value, TracedFloat):
+        return True
+    return type(value) in (list, tuple) and any(isinstance(v, TracedFloat) for v in value)
+
+
+# ---- kept whole ------------------------------------------------------------------------------------------------
+
+
+@handles(torch._C._nn.scaled_dot_product_attention)
+def _attention(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    scale = kwargs.get("scale")
+    if isinstance(scale, TracedFloat):
+        args = (args[0] * operand(scale, args[0]), *args[1:])
+        kwargs = {**kwargs, "scale": 1.0}
+    return keep.scaled_dot_product_attention(mode.recorder, func, *_concrete(args), **_concrete(kwargs))
+
+
+@handles(torch._C._nn.cross_entropy_loss)
+def _cross_entropy(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    logits, target, weight, reduction, ignore_index, smoothing = _concrete(
+        (*args, *(None, 1, -100, 0.0)[len(args) - 2 :])
+    )
+    return keep.cross_entropy_loss(func, logits, target, weight, reduction, ignore_index, smoothing)
+
+
+# ---- gradients, values, memory ---------------------------------------------------------------------------------
+
+
+@handles(Tensor.backward)
+def _backward(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, gradient=None, retain_graph=None, create_graph=False, inputs=None):
+        torch.autograd.backward(self, gradient, retain_graph, create_graph, inputs=inputs)
+
+    with mode:
+        return run(*args, **kwargs)
+
+
+@handles(Tensor.grad.__set__)  # type: ignore[attr-defined]
+def _set_grad(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    mode.recorder.leaves.assigned(args[0])
+    return func(*args)
+
+
+@handles(Tensor.grad.__delete__)  # type: ignore[attr-defined]
+def _delete_grad(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    mode.recorder.leaves.assigned(args[0])
+    return func(*args)
+
+
+@handles(Tensor.grad.__get__)  # type: ignore[attr-defined]
+def _get_grad(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args[0].is_leaf:
+        mode.recorder.leaves.was_read(args[0])
+    return func(*args)
+
+
+@handles(Tensor.data.__set__)  # type: ignore[attr-defined]
+def _set_data(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    mode.recorder.note_rebinding(args[0])
+    return func(*args)
+
+
+@handles(Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr)
+def _read(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    name = getattr(func, "__name__", "this call")
+    raise mode.recorder.fail(CaptureError(
+        f"the step reads a tensor's value ({name}): a compiled step cannot wait for it; return the tensor and read it outside",
+        mode.recorder.lines.here(),
+    ))  # fmt: skip
+
+
+@handles(Tensor.__repr__, Tensor.__format__)
+def _print(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise mode.recorder.fail(CaptureError(
+        "the step prints a tensor, which reads its value; return the tensor and print it outside the step",
+        mode.recorder.lines.here(),
+    ))  # fmt: skip
+
+
+@handles(Tensor.__deepcopy__)
+def _deepcopy(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """copy.deepcopy copies memory behind the dispatcher's back."""
+    x = args[0]
+    with torch._C._DisableTorchDispatch():
+        out = func(*args, **kwargs)
+    mode.recorder.values.define(out, mode.recorder.values.node(x))
+    return out
+
+
+# ---- traced numbers --------------------------------------------------------------------------------------------
+
+
+def operand(number: TracedFloat, other: Tensor) -> Tensor:
+    """A traced number as a 0-d tensor that promotes with `other` as a Python number would."""
+    t = number.tensor
+    if other.dim() > 0 and (other.is_floating_point() or other.is_complex()):
+        return t  # a 0-d float64 does not widen a tensor that has dimensions
+    dtype = other.dtype if other.is_floating_point() else torch.get_default_dtype()
+    return t.to(dtype)
+
+
+def _concrete(value: Any) -> Any:
+    """Traced numbers replaced by their value, which is guarded from now on."""
+    if isinstance(value, TracedFloat):
+        return value.concrete()
+    if type(value) in (list, tuple):
+        return type(value)(_concrete(v) for v in value)
+    if type(value) is dict:
+        return {k: _concrete(v) for k, v in value.items()}
+    return value
+
+
+_BINARY = {
+    "add", "sub", "mul", "div", "true_divide", "multiply", "divide", "subtract", "rsub", "pow", "float_power", "remainder", "fmod",
+    "floor_divide", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum", "atan2", "where", "__add__", "__radd__",
+    "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__div__", "__rdiv__", "__pow__",
+    "__rpow__", "__mod__", "__rmod__", "__floordiv__", "__rfloordiv__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__",
+}  # fmt: skip
+_BINARY |= {
+    name + "_"
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "pow",
+        "remainder",
+        "fmod",
+        "floor_divide",
+        "multiply",
+        "divide",
+        "subtract",
+    )
+}
+_BINARY |= {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__"}
+
+
+def _with_traced(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call that has traced numbers among its arguments."""
+    name = getattr(func, "__name__", "")
+    if "foreach" in name:
+        return _foreach(mode, name, args, kwargs)
+    traced = _TRACED.get(name.removesuffix("_"))
+    if traced is not None:
+        result = traced(name, args, kwargs)
+        if result is not NotImplemented:
+            if name.endswith("_") and not name.startswith("__"):
+                return args[0].copy_(result)
+            return result
+    if name in _BINARY:
+        other = next((a for a in args if isinstance(a, Tensor)), None)
+        if other is not None:
+            args, kwargs = _alpha(args, kwargs)
+            return func(*(operand(a, other) if isinstance(a, TracedFloat) else a for a in args), **_concrete(kwargs))
+    return func(*_concrete(args), **_concrete(kwargs))
+
+
+def _alpha(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """add(x, y, alpha=s) as add(x, y * s)."""
+    alpha = kwargs.get("alpha")
+    if not isinstance(alpha, TracedFloat):
+        return args, kwargs
+    y = kwargs.get("other", args[1] if len(args) > 1 else None)
+    scaled = y * operand(alpha, y) if isinstance(y, Tensor) else y * alpha
+    rest = {k: v for k, v in kwargs.items() if k not in ("alpha", "other")}
+    return (args[0], scaled), rest
+
+
+def _addc(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    value = kwargs.get("value", args[3] if len(args) > 3 else None)
+    if not isinstance(value, TracedFloat):
+        return NotImplemented
+    x, a, b = args[:3]
+    product = a * b if name.startswith("addcmul") else a / b
+    return x + product * operand(value, product)
+
+
+def _lerp(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    weight = kwargs.get("weight", args[2] if len(args) > 2 else None)
+    if not isinstance(weight, TracedFloat):
+        return NotImplemented
+    return torch.lerp(args[0], args[1] if len(args) > 1 else kwargs["end"], weight.tensor.to(args[0].dtype))
+
+
+def _filled(t: Tensor, number: TracedFloat) -> Tensor:
+    return number.tensor.to(t.dtype).expand(t.shape).clone()
+
+
+def _fill(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _filled(args[0], args[1])
+
+
+def _full(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    value = kwargs.pop("fill_value", None) if "fill_value" in kwargs else args[-1]
+    rest = args[:-1] if args and args[-1] is value else args
+    if not isinstance(value, TracedFloat):
+        return NotImplemented
+    if name == "full" and kwargs.get("dtype") is None:
+        kwargs = {**kwargs, "dtype": torch.get_default_dtype()}
+    requires_grad = kwargs.pop("requires_grad", False)
+    empty = {"full": torch.empty, "full_like": torch.empty_like, "new_full": Tensor.new_empty}[name](*rest, **kwargs)
+    return _filled(empty, value).requires_grad_(requires_grad)
+
+
+def _clamp(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    low = kwargs.get("min", args[1] if len(args) > 1 else None)
+    high = kwargs.get("max", args[2] if len(args) > 2 else None)
+    if name.removesuffix("_") in ("clamp_min", "clamp_max"):
+        low, high = (args[1], None) if name.startswith("clamp_min") else (None, args[1])
+    for bound, function in ((low, torch.maximum), (high, torch.minimum)):
+        if isinstance(bound, TracedFloat):
+            x = function(x, operand(bound, x))
+        elif bound is not None:
+            x = torch.clamp(x, min=bound) if function is torch.maximum else torch.clamp(x, max=bound)
+    return x
+
+
+def _masked_fill(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    value = kwargs.get("value", args[2] if len(args) > 2 else None)
+    return (
+        torch.masked_fill(args[0], args[1], value.tensor.to(args[0].dtype))
+        if isinstance(value, TracedFloat)
+        else NotImplemented
+    )
+
+
+def _tensor(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch.tensor of traced numbers."""
+    data = args[0] if args else kwargs.get("data")
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    if isinstance(data, TracedFloat):
+        t = data.tensor.to(dtype).clone()
+    elif type(data) in (list, tuple) and all(isinstance(v, (int, float)) for v in data):
+        t = torch.stack(
+            [v.tensor if isinstance(v, TracedFloat) else torch.tensor(float(v), dtype=torch.float64) for v in data]
+        ).to(dtype)
+    else:
+        return NotImplemented
+    device = kwargs.get("device")
+    t = t.to(device) if device is not None else t
+    return t.requires_grad_() if kwargs.get("requires_grad") else t
+
+
+_TRACED: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Any]] = {
+    "addcmul": _addc, "addcdiv": _addc, "lerp": _lerp, "fill": _fill, "full": _full, "full_like": _full, "new_full": _full,
+    "clamp": _clamp, "clip": _clamp, "clamp_min": _clamp, "clamp_max": _clamp, "masked_fill": _masked_fill,
+    "tensor": _tensor, "as_tensor": _tensor, "scalar_tensor": _tensor,
+}  # fmt: skip
+
+
+def _foreach(mode: FunctionMode, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call on lists with traced numbers: one call a tensor."""
+    single = name.removeprefix("_foreach_")
+    inplace = single.endswith("_")
+    function = getattr(Tensor, single, None) or getattr(torch, single)
+    kwargs = {("value" if k == "scalar" else k): v for k, v in kwargs.items()}
+    out = []
+    with mode:
+        for i in range(len(args[0])):
+            one = [a[i] if isinstance(a, (list, tuple)) else a for a in args]
+            kw = {k: v[i] if isinstance(v, (list, tuple)) else v for k, v in kwargs.items()}
+            if single.rstrip("_") in ("addcmul", "addcdiv") and len(one) > 3:
+                kw["value"] = one.pop()
+            if single.rstrip("_") == "pow" and isinstance(one[0], float):
+                out.append(one[0] ** one[1])
+                continue
+            out.append(function(*one, **kw))
+    return None if inplace else out

@@ -1,0 +1,102 @@
+"""What a step returns, as a JSON-able tree whose leaves say where each value comes from.
+
+    return {"loss": loss, "n": 3}    {"dict": [["loss", {"output": 0}], ["n", {"const": 3}]]}
+
+Leaves: {"output": i} fresh tensor; {"float": i} Python number of a 0-d output; {"source": Source} an object that
+exists outside the step (a parameter, an argument); {"const": value}.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from nova.capture.scalars import TracedFloat
+from nova.capture.signature import Source
+from nova.errors import CaptureError
+
+_CONSTANTS = (type(None), bool, int, float, str)
+
+
+def _name(cls: type) -> list[str]:
+    return [cls.__module__, cls.__qualname__]
+
+
+def _find(name: Sequence[str]) -> Any:
+    found: Any = importlib.import_module(name[0])
+    for part in name[1].split("."):
+        found = getattr(found, part)
+    return found
+
+
+def describe(
+    value: Any,
+    tensor: Callable[[Tensor], Any],
+    number: Callable[[TracedFloat], Any],
+    known: Callable[[Any], Source | None],
+) -> Any:
+    """The tree of a returned value."""
+
+    def visit(v: Any) -> Any:
+        if isinstance(v, Tensor):
+            return tensor(v)
+        if isinstance(v, TracedFloat):
+            return number(v)
+        if type(v) in _CONSTANTS:
+            return {"const": v}
+        if type(v) is tuple:
+            return {"tuple": [visit(x) for x in v]}
+        if type(v) is list:
+            return {"list": [visit(x) for x in v]}
+        if isinstance(v, tuple) and hasattr(v, "_fields"):
+            return {"namedtuple": [*_name(type(v)), [visit(x) for x in v]]}
+        if dataclasses.is_dataclass(v) and not isinstance(v, type):
+            fields = [[f.name, visit(getattr(v, f.name))] for f in dataclasses.fields(v) if f.init]
+            return {"dataclass": [*_name(type(v)), fields]}
+        if isinstance(v, dict) and all(type(k) in (str, int) for k in v):
+            items = [[k, visit(x)] for k, x in v.items()]
+            return {"dict": items} if type(v) is dict else {"mapping": [*_name(type(v)), items]}
+        source = known(v)
+        if source is not None:
+            return {"source": source}
+        raise CaptureError(
+            f"the step returns a {type(v).__name__}, which a replay cannot build again; return tensors, numbers, and tuples, lists, "
+            "dicts or dataclasses of them"
+        )
+
+    return visit(value)
+
+
+def rebuild(tree: Any, outputs: Sequence[Any], resolve: Callable[[Source], Any]) -> Any:
+    """The returned value of a replay."""
+    ((kind, value),) = tree.items()
+    match kind:
+        case "output":
+            return outputs[value]
+        case "float":
+            return float(outputs[value])
+        case "const":
+            return value
+        case "source":
+            return resolve(value)
+        case "tuple":
+            return tuple(rebuild(v, outputs, resolve) for v in value)
+        case "list":
+            return [rebuild(v, outputs, resolve) for v in value]
+        case "dict":
+            return {k: rebuild(v, outputs, resolve) for k, v in value}
+        case "mapping":
+            return _find(value)(**{k: rebuild(v, outputs, resolve) for k, v in value[2]}) if _keywords(value) else _find(value)({k: rebuild(v, outputs, resolve) for k, v in value[2]})  # fmt: skip
+        case "namedtuple":
+            return _find(value)(*(rebuild(v, outputs, resolve) for v in value[2]))
+        case "dataclass":
+            return _find(value)(**{k: rebuild(v, outputs, resolve) for k, v in value[2]})
+    raise ValueError(f"unknown kind of output {kind!r}")
+
+
+def _keywords(value: Any) -> bool:
+    return dataclasses.is_dataclass(_find(value))

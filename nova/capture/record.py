@@ -1,0 +1,516 @@
+"""Records one real run of a training step as a functional graph.
+
+The step runs as it would without Nova, on its real tensors, under a dispatch mode that sees every operation of
+the forward, the backward and the optimizer, and a function mode that sees PyTorch's Python calls:
+
+    loss = model(x); loss.backward(); opt.step()
+        ->  %w %x %m %v ... placeholders        what the step read: parameters, state, arguments, numbers, the seed
+            aten / nova operations               values only, nothing changes in place
+            output (%loss, %w', %m', %v', ...)   what it returned, what it changed
+
+`record` returns everything a replay and its guards need. If Nova refuses the step, model, optimizer, gradients and
+generator are put back as they were; an exception of the user's own leaves what eager leaves.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nova.capture import cleanup, finish, optimizers, scaler, schedulers
+from nova.capture import random_rules as _random_rules  # noqa: F401  (registers the rules)
+from nova.capture.function_mode import FunctionMode
+from nova.capture.functionalize import Lifted, Storage, Values
+from nova.capture.grads import Leaves
+from nova.capture.lines import Lines
+from nova.capture.patching import no_modes, replaced
+from nova.capture.rng import StepRandom
+from nova.capture.rules import RULES, check_results, find_rule
+from nova.capture.scalars import MATH_FUNCTIONS, Root, ScalarGuard, TracedFloat, math_replacement
+from nova.capture.signature import CapturedStep, Source, TensorType
+from nova.capture.sources import ObjectMap, is_user_file
+from nova.capture.views import aten, geometry
+from nova.errors import CaptureError, NovaError
+
+_LOCK = threading.RLock()
+
+
+@dataclass
+class Recording:
+    """One run of a step and all that was learned from it."""
+
+    result: Any
+    step: CapturedStep
+    inputs: list[Any]  # what each input stood for: tensors, numbers (float), None for the seed
+    members: list[list[tuple[Source | None, Tensor]]]  # for each input, every tensor that is a window on it
+    consts: list[Any]  # objects without a source: Source("const", k) is consts[k]
+    scalar_guards: list[ScalarGuard]
+    grad_guards: list[tuple[Source, bool]]  # (leaf, whether its .grad must be None at the start)
+    traced: list[Source]  # numbers that may change freely, apart from scalar_guards
+    modules: list[torch.nn.Module]
+    optimizers: list[torch.optim.Optimizer]
+    general_optimizers: list[torch.optim.Optimizer]  # recorded operation by operation
+    once: list[str] = field(default_factory=list)  # why this run must not be replayed (state was created in it)
+    rollback: Callable[[], None] = lambda: None
+
+
+class Recorder(TorchDispatchMode):
+    """The dispatch mode and everything it keeps while a step runs."""
+
+    def __init__(self, objects: ObjectMap):
+        super().__init__()
+        self.objects = objects
+        self.graph = fx.Graph()
+        self.anchor = self.graph.placeholder("end")  # placeholders stand before it, operations after it
+        self.values = Values(self.emit, self.placeholder, self.lifted_input, self.at_start)
+        self.values.first_write = self.back_up
+        self.values.canonical = self.canonical
+        self.lines = Lines()
+        self.line = self.lines.here()
+        self.random = StepRandom()
+        self.leaves = Leaves()
+        self.hyper = optimizers.HyperParameters(self)
+        self.lifted: list[Lifted] = []
+        self.scalars: dict[tuple[Source, int], tuple[Root, fx.Node, Tensor]] = {}
+        self.roots: dict[tuple[Source, int], Root] = {}
+        self.constants: dict[float, Tensor] = {}
+        self.scalar_guards: dict[ScalarGuard, None] = {}
+        self.consts: list[Any] = []
+        self.effects: list[dict[str, Any]] = []
+        self.assignments: list[tuple[Source, Any, type]] = []
+        self.rebound: dict[int, tuple[Tensor, Tensor]] = {}
+        self.general: list[torch.optim.Optimizer] = []
+        self.stepping: list[torch.optim.Optimizer] = []
+        self.found_inf: Tensor | None = None
+        self.undo: list[Callable[[], None]] = []
+        self.phase = 0
+        self.active = True
+        self.error: NovaError | None = None
+        self.dynamic: dict[tuple[int, ...], fx.Node] = {}  # latest node of each data-dependent shape
+        self._seed_node: fx.Node | None = None
+        self.grad_scalers: list[Any] = []
+        self._by_storage: dict[int, list[Tensor]] | None = None
+
+    # ---- dispatch ----
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunction():
+            rule = RULES.get(func)
+            if rule is None:
+                rule = RULES[func] = find_rule(func)
+            self.line = self.lines.current()
+            try:
+                return rule(self, func, args, kwargs or {})
+            except NovaError as error:
+                if error.source is None:
+                    error = type(error)(str(error), self.line)
+                raise self.fail(error) from None
+
+    def fail(self, error: NovaError) -> NovaError:
+        """Remembers the first refusal: the user's own `except` must not swallow it."""
+        self.error = self.error or error
+        return error
+
+    # ---- nodes ----
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # wrapping every dispatch for the benefit of torch.compile would cost more than the dispatch
+
+    def note_leaf(self, t: Tensor) -> None:
+        if t.requires_grad and id(t) not in self.leaves.leaves and t.is_leaf:
+            self.leaves.note(t)
+
+    def nodes(self, value: Any) -> Any:
+        """Arguments of an operation with tensors replaced by their nodes."""
+        if isinstance(value, Tensor):
+            self.note_leaf(value)
+            return self.values.node(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.nodes(v) for v in value) if type(value) in (list, tuple) else value
+        return value
+
+    def emit(self, target: Any, args: tuple[Any, ...], type_: Any, kwargs: dict[str, Any] | None = None) -> fx.Node:
+        """Appends one operation."""
+        if self.dynamic:
+            target, args = cleanup.dynamic_arguments(self, target, args, type_)
+        node = self.graph.create_node("call_function", target, args, kwargs or {})
+        node.meta["type"] = type_
+        node.meta["src"] = self.line
+        if self.dynamic or target in cleanup.DATA_DEPENDENT:
+            cleanup.mark_dynamic(self, node)
+        return node
+
+    def at_start(self, target: Any, args: tuple[Any, ...], type_: Any) -> fx.Node:
+        """An operation on a fresh placeholder, before everything recorded so far."""
+        first = self.anchor
+        for a in args:
+            if isinstance(a, fx.Node) and a.op != "placeholder":
+                first = a
+        with self.graph.inserting_after(first):
+            node = self.graph.create_node("call_function", target, args, {})
+        node.meta["type"] = type_
+        node.meta["src"] = self.line
+        return node
+
+    def placeholder(self, type_: TensorType) -> fx.Node:
+        with self.graph.inserting_before(self.anchor):
+            node = self.graph.placeholder("input")
+        node.meta["type"] = type_
+        node.meta["src"] = self.line
+        return node
+
+    def item(self, whole: fx.Node, index: int, type_: TensorType | None) -> fx.Node:
+        node = self.graph.create_node("call_function", operator.getitem, (whole, index), {})
+        node.meta["type"] = type_
+        node.meta["src"] = self.line
+        if "dynamic" in whole.meta:
+            cleanup.mark_dynamic(self, node)
+        return node
+
+    def cast(self, node: fx.Node, dtype: torch.dtype, type_: TensorType) -> fx.Node:
+        return self.emit(aten._to_copy.default, (node,), type_, {"dtype": dtype})
+
+    def full(self, like: Tensor, value: Any) -> fx.Node:
+        type_ = self.values.type_of(like)
+        value = bool(value) if like.dtype == torch.bool else value
+        return self.emit(
+            aten.full.default, (list(like.shape), value), type_, {"dtype": like.dtype, "device": like.device}
+        )
+
+    def results(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """Records an operation and gives each tensor it returned its node."""
+        if isinstance(out, Tensor):
+            self.values.define(out, self.emit(func, args, self.values.type_of(out), kwargs))
+        elif isinstance(out, (tuple, list)):
+            types = tuple(self.values.type_of(t) if isinstance(t, Tensor) else None for t in out)
+            whole = self.emit(func, args, types, kwargs)
+            for i, t in enumerate(out):
+                if isinstance(t, Tensor):
+                    self.values.define(t, self.item(whole, i, types[i]))
+                else:
+                    check_results(self, func, t)
+        else:
+            check_results(self, func, out)
+
+    # ---- inputs ----
+
+    def lifted_input(self, lifted: Lifted) -> None:
+        self.lifted.append(lifted)
+
+    def canonical(self, t: Tensor) -> Tensor:
+        """The reachable tensor to lift for a storage that is first seen through `t` (say, `p.data`)."""
+        if self.objects.source(t) is not None or id(t) in self.leaves.by_grad:
+            return t
+        if self._by_storage is None:
+            self._by_storage = {}
+            for tensor, _ in self.objects.tensors:
+                if tensor.layout is torch.strided:
+                    self._by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+        found = self._by_storage.get(t.untyped_storage()._cdata, [])
+        same = (c for c in found if geometry(c) == geometry(t))
+        return next(same, found[0] if found else t)
+
+    def source_of(self, obj: Any) -> Source:
+        """The path to an object, or a place among the constants that the capture holds."""
+        source = self.objects.source(obj)
+        if source is None:
+            for k, held in enumerate(self.consts):
+                if held is obj:
+                    return Source("const", k)
+            self.consts.append(obj)
+            source = Source("const", len(self.consts) - 1)
+        return source
+
+    def back_up(self, storage: Storage, t: Tensor) -> None:
+        """Copy on first write of everything that exists outside the step."""
+        if storage.input is None or storage.backup is not None:
+            return
+        with no_modes():
+            memory = t.untyped_storage()
+            storage.backup = (memory, memory.clone())
+
+    def note_rebinding(self, t: Tensor) -> None:
+        """`t.data = ...` gives a tensor other memory."""
+        if id(t) not in self.rebound:
+            with no_modes():
+                old = t.detach()
+            self.values.storage(old)
+            self.rebound[id(t)] = (t, old)
+
+    # ---- numbers ----
+
+    def traced(self, source: Source, value: float) -> TracedFloat:
+        """A number of the user's program as a traced one."""
+        key = (source, self.phase)
+        root = self.roots.get(key)
+        if root is None:
+            root = self.roots[key] = Root(source, self.phase, float(value))
+        return TracedFloat(float(value), self, lambda: self.root_tensor(root), (root,), True)
+
+    def root_tensor(self, root: Root) -> Tensor:
+        assert root.source is not None
+        key = (root.source, root.phase)
+        if key not in self.scalars:
+            with no_modes():
+                tensor = torch.tensor(root.value, dtype=torch.float64)
+            node = self.placeholder(TensorType((), "f64"))
+            self.values.define(tensor, node)
+            self.scalars[key] = (root, node, tensor)
+        return self.scalars[key][2]
+
+    def scalar(self, function: Callable[..., Any], *args: Any) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            return function(*args)
+
+    def scalar_tensor(self, value: Any) -> Tensor:
+        """A hyper-parameter as a 0-d tensor."""
+        if isinstance(value, TracedFloat):
+            return value.tensor
+        if isinstance(value, Tensor):
+            return value if value.dim() == 0 else value.reshape(())
+        if value not in self.constants:
+            self.constants[value] = torch.full((), float(value), dtype=torch.float64)
+        return self.constants[value]
+
+    def concretise(self, root: Root, op: str, other: float, result: bool) -> None:
+        """Python saw the value of a traced number."""
+        if root.source is None:
+            raise self.fail(CaptureError(
+                "the step uses the gradient scale in a Python decision, which reads a tensor's value; it may only flow into tensors "
+                "and outputs", self.lines.here(),
+            ))  # fmt: skip
+        self.scalar_guards[ScalarGuard(root.source, root.phase, op, other, result)] = None
+
+    # ---- randomness ----
+
+    def next_stream(self) -> int:
+        with no_modes():
+            return self.random.next_stream(self.line)
+
+    def seed_tensor(self) -> Tensor:
+        with no_modes():
+            seed = self.random.ensure_seed()
+        if self._seed_node is None:
+            self._seed_node = self.placeholder(TensorType((), "i64"))
+            self.values.define(seed, self._seed_node)
+        return seed
+
+    # ---- host effects and undoing ----
+
+    @contextmanager
+    def host_effect(self, effect: dict[str, Any]) -> Iterator[None]:
+        with self.hyper.on_host():
+            self.effects.append(effect)
+            yield
+
+    def undo_state(self, optimizer: Any, params: Sequence[Tensor]) -> None:
+        """Optimizer state of these parameters is about to be created."""
+        if optimizer is None:
+            return
+        before = {id(p): (p, dict(optimizer.state[p]) if p in optimizer.state else None) for p in params}
+
+        def undo() -> None:
+            for p, state in before.values():
+                if state is None:
+                    optimizer.state.pop(p, None)
+                else:
+                    optimizer.state[p] = state
+
+        self.undo.append(undo)
+
+    def undo_scheduler(self, sched: Any, snapshot: Callable[[Any], dict[str, Any]]) -> None:
+        chain = [sched, *getattr(sched, "_schedulers", ())]
+        saved = [(s, snapshot(s)) for s in chain]
+        opts = {id(o): o for s in chain if (o := getattr(s, "optimizer", None)) is not None}
+        groups = [(g, {k: v.plain if isinstance(v, TracedFloat) else v for k, v in g.items() if k != "params"})
+                  for o in opts.values() for g in o.param_groups]  # fmt: skip
+        for group, values in groups:
+            for key, value in values.items():
+                if type(value) in (tuple, list):
+                    values[key] = type(value)(v.plain if isinstance(v, TracedFloat) else v for v in value)
+
+        def undo() -> None:
+            for s, state in saved:
+                vars(s).update(state)
+            for group, values in groups:
+                group.update(values)
+
+        self.undo.append(undo)
+
+    def note_scaler(self, grad_scaler: Any) -> None:
+        if all(known is not grad_scaler for known in self.grad_scalers):
+            self.grad_scalers.append(grad_scaler)
+            states = grad_scaler.__dict__.get("_per_optimizer_states")
+            if states is not None:
+                copy = {k: {**v, "found_inf_per_device": dict(v["found_inf_per_device"])} for k, v in states.items()}
+
+                def undo() -> None:
+                    states.clear()
+                    states.update(copy)
+                    grad_scaler._per_optimizer_states = states
+
+                self.undo.append(undo)
+
+    def rollback(self) -> None:
+        """Puts back everything the step changed: contents, gradients, optimizer state, the generator."""
+        with no_modes():
+            for t, old in self.rebound.values():
+                t.data = old
+            for storage in self.values.storages.values():
+                if storage.backup is not None:
+                    memory, copy = storage.backup
+                    memory.copy_(copy)
+            self.leaves.restore()
+            for undo in reversed(self.undo):
+                undo()
+            self.random.rollback()
+
+
+# ---- the surroundings of a recorded step -------------------------------------------------------------------------
+
+_PLAIN_TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _ignoring_modes(original: Callable[..., bool]) -> Callable[..., bool]:
+    """`has_torch_function` for PyTorch's own Python functions: look inside them, for all but tensor subclasses."""
+
+    def check(*args: Any) -> bool:
+        flat = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+        return any(isinstance(a, Tensor) and type(a) not in _PLAIN_TENSORS for a in flat) and original(*args)
+
+    return check
+
+
+@contextmanager
+def _flag(read: Callable[[], bool], write: Callable[[bool], Any], value: bool) -> Iterator[None]:
+    before = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)
+
+
+def _batch_norm_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Batch norm with momentum=None divides by its batch counter, which PyTorch reads with float()."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if (
+            self.momentum is not None
+            or not self.training
+            or self.running_mean is None
+            or self.num_batches_tracked is None
+        ):
+            return original(self, x)
+        self._check_input_dim(x)
+        self.num_batches_tracked.add_(1)
+        mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+        out = torch.nn.functional.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)
+        with torch.no_grad():
+            share = 1.0 / self.num_batches_tracked.double()
+            for running, now in ((self.running_mean, mean), (self.running_var, var)):
+                running.copy_(now * share.to(now.dtype) + running * (1.0 - share).to(now.dtype))
+        return out
+
+    return forward
+
+
+def _surroundings(recorder: Recorder, stack: ExitStack, function: Any) -> None:
+    """Portable operations, one thread, patched Python surface."""
+    stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+    stack.enter_context(_flag(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, False))
+    stack.enter_context(_flag(torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled, False))
+    stack.enter_context(_flag(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False))
+    for module in (torch.nn.functional, torch.functional, torch.autograd):
+        for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+            if hasattr(module, name):
+                stack.enter_context(replaced(module, name, _ignoring_modes(getattr(module, name))))
+    call = torch.nn.Module.__call__
+
+    def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder.lines.enter(self)
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            recorder.lines.leave()
+
+    stack.enter_context(replaced(torch.nn.Module, "__call__", __call__))
+    stack.enter_context(replaced(_BatchNorm, "forward", _batch_norm_forward(_BatchNorm.forward)))
+    optimizers.patch(recorder, stack)
+    scaler.patch(recorder, stack)
+    schedulers.patch(recorder, stack)
+    _patch_math(stack)
+
+
+def _patch_math(stack: ExitStack) -> None:
+    """`math.sqrt(lr)` must see that lr is traced; also where a user's module imported the function by name."""
+    replacements = {name: math_replacement(name, original) for name, original in MATH_FUNCTIONS.items()}
+    originals = {id(original): name for name, original in MATH_FUNCTIONS.items()}
+    for name, value in replacements.items():
+        stack.enter_context(replaced(math, name, value))
+    for module in list(sys.modules.values()):
+        filename = getattr(module, "__file__", None)
+        if filename is None and getattr(module, "__name__", "") != "__main__":
+            continue
+        if filename is not None and not is_user_file(filename):
+            continue
+        for name, value in list(vars(module).items()):
+            if id(value) in originals:
+                stack.enter_context(replaced(module, name, replacements[originals[id(value)]]))
+
+
+def record(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], objects: ObjectMap | None = None
+) -> Recording:
+    """Runs the step once, for real, and records it."""
+    with _LOCK:
+        objects = objects if objects is not None else ObjectMap(function, args, kwargs)
+        recorder = Recorder(objects)
+        recorder.line = recorder.lines.here()
+        try:
+            with ExitStack() as stack:
+                stack.callback(recorder.hyper.unwrap)
+                for found in list(objects.of_kind("optimizer")):
+                    recorder.hyper.wrap(found.obj)
+                _surroundings(recorder, stack, function)
+                args = [recorder.traced(Source("arg", i), a) if type(a) is float else a for i, a in enumerate(args)]
+                kwargs = {
+                    k: recorder.traced(Source("kwarg", k), v) if type(v) is float else v for k, v in kwargs.items()
+                }
+                stack.callback(setattr, recorder, "active", False)
+                with FunctionMode(recorder), recorder:
+                    result = function(*args, **kwargs)
+                    if recorder.error is not None:
+                        raise recorder.error
+                    with torch._C.DisableTorchFunction(), torch.no_grad():
+                        draft = finish.draft(recorder, result)
+            if recorder.error is not None:
+                raise recorder.error
+            return finish.recording(recorder, result, draft)
+        except NovaError:
+            recorder.rollback()
+            raise
+        except BaseException:
+            if recorder.error is not None:
+                recorder.rollback()
+                raise recorder.error from None
+            with no_modes():
+                recorder.random.finish()
+            raise
+
+
+__all__ = ["Recorder", "Recording", "geometry", "record"]
