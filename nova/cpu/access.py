@@ -68,7 +68,8 @@ def view_of(value: ir.Value, position: dict[ir.Value, int]) -> View | None:
 
 def sliced(source: View, op: ir.Operation, shape: Sequence[int]) -> View:
     """The window that extract_slice takes of `source`, or that insert_slice writes in it."""
-    offsets, sizes, steps = ([int(x) for x in op.attributes[f"static_{name}"]] for name in ("offsets", "sizes", "strides"))
+    fields = ("static_offsets", "static_sizes", "static_strides")
+    offsets, sizes, steps = ([int(x) for x in op.attributes[name]] for name in fields)
     if DYNAMIC in (*offsets, *sizes, *steps):
         raise CompileError(f"{op.name} in a kernel must be static: {op}")
     offset = source.offset + sum(o * s for o, s in zip(offsets, source.strides, strict=True))
@@ -130,7 +131,7 @@ def offset_along(access: Access, dims: Sequence[int], sizes: Sequence[int], flat
 
 
 def contiguous_run(access: Access, dims: Sequence[int], sizes: Sequence[int]) -> tuple[int, int]:
-    """(stride, length) of the innermost run along which the access is one arithmetic progression in the flat position."""
+    """(stride, length) of the innermost run of flat positions along which the access is an arithmetic progression."""
     if not dims:
         return 0, 1
     stride, length = access.coefficients[dims[-1]], sizes[dims[-1]]

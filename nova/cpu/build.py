@@ -129,6 +129,4 @@ def memref_from_pointer(pointer: ir.Value, type_: ir.MemRefType) -> ir.Value:
     for axis in range(rank):
         value = put(value, i64(shape[axis]), [3, axis])
         value = put(value, i64(strides[axis]), [4, axis])
-    return ir.Operation.create(
-        "builtin.unrealized_conversion_cast", results=[type_], operands=[value]
-    ).result
+    return ir.Operation.create("builtin.unrealized_conversion_cast", results=[type_], operands=[value]).result

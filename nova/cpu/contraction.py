@@ -24,35 +24,14 @@ from nova.cpu.lanes import Value
 from nova.cpu.microkernel import Panel, Tile, multiply, prefetch
 from nova.mlir import ir
 from nova.schedule import config
-from nova.schedule.contraction import ContractionProblem, ContractionSchedule, Operand, schedule_contraction
+from nova.schedule.contraction import ContractionSchedule, schedule_contraction
 from nova.schedule.target import CpuTarget
-
-
-def problem_of(c: Contraction) -> ContractionProblem:
-    """What the configurator needs to know of a kernel."""
-
-    def operand(access: ac.Access, dims: tuple[int, ...]) -> Operand:
-        across, length = ac.contiguous_run(access, dims, c.dims.sizes)
-        k_stride, k_length = ac.contiguous_run(access, c.dims.k, c.dims.sizes)
-        return Operand(
-            str(access.element),
-            across if length == c.dims.extent(dims) else None,
-            k_stride if k_length == c.k else None,
-        )
-
-    reads = [a for a in c.plane_reads() if a.touches(c.dims.m) and a.touches(c.dims.n)]
-    return ContractionProblem(
-        c.m, c.n, c.k, c.batch, operand(c.lhs, c.dims.m), operand(c.rhs, c.dims.n), str(c.accumulator),
-        output_bytes=sum(ln.bytes_of(access.element) for _, access in c.outputs),
-        epilogue_bytes=sum(ln.bytes_of(access.element) for access in reads),
-        epilogue_operations=ep.operation_count(c),
-    )  # fmt: skip
 
 
 def lower(kernel: ir.OpView, target: CpuTarget) -> tuple[ir.Module, int]:
     """The kernel as a module of loops, and its workspace in bytes."""
     c = cf.read(kernel)
-    schedule = config.read(kernel.operation, ContractionSchedule) or schedule_contraction(problem_of(c), target)
+    schedule = config.read(kernel.operation, ContractionSchedule) or schedule_contraction(cf.problem_of(c), target)
     if schedule.kind == "dot":
         from nova.cpu.dot import DotNest
 
@@ -63,7 +42,7 @@ def lower(kernel: ir.OpView, target: CpuTarget) -> tuple[ir.Module, int]:
 
 
 def partial_output(c: Contraction) -> ac.Access | None:
-    """An output that can hold partial sums: of the accumulator's type, contiguous along n, sharing memory with nothing."""
+    """An output that can hold partial sums: of the accumulator's type, contiguous along n, sharing no memory."""
     dims = (*c.dims.m, *c.dims.n, *c.dims.batch)
     for _, access in c.outputs:
         stride, run = ac.contiguous_run(access, c.dims.n, c.dims.sizes)
@@ -89,7 +68,7 @@ class Nest:
         self.chunk = -(-c.k // s.k_chunks)
         self.blocks = max(1, -(-self.chunk // self.kc))
         self.partial_output = partial_output(c) if self.blocks > 1 and s.k_chunks == 1 else None
-        self.light = ep.operation_count(c) <= ep.LIGHT_OPERATIONS and all(
+        self.light = cf.operation_count(c) <= ep.LIGHT_OPERATIONS and all(
             ep.lane_stride(c, access, self.lanes) in (0, 1)
             for access in [*c.plane_reads(), *(access for _, access in c.outputs)]
         )
@@ -162,15 +141,14 @@ class Nest:
         other = "n" if s.split == "m" else "m"
         span = _up(-(-extents[other] // s.groups), self.columns if other == "n" else self.rows)
         start = ints.mul(group, span)
-        ranges = {
-            s.split: (ints.mul(low, s.unit), ints.minimum(ints.mul(high, s.unit), extents[s.split])),
-            other: (start, ints.minimum(ints.add(start, span), extents[other])) if s.groups > 1 else (0, extents[other]),
-        }
+        own = (start, ints.minimum(ints.add(start, span), extents[other])) if s.groups > 1 else (0, extents[other])
+        shared = (ints.mul(low, s.unit), ints.minimum(ints.mul(high, s.unit), extents[s.split]))
+        ranges = {s.split: shared, other: own}
         partials = None
         if self.partial_output is not None or self.partial_buffer is not None:
             at = ints.mul(ints.add(ints.mul(chunk, self.c.batch), batch), self.c.m * self.c.n)
-            plane_start = ints.offset_pointer(self.partial_buffer, at, self.c.accumulator) if self.partial_buffer else None
-            partials = Partials(self.partial_output, plane_start)
+            kept = self.partial_buffer and ints.offset_pointer(self.partial_buffer, at, self.c.accumulator)
+            partials = Partials(self.partial_output, kept)
         sink = TileSink(frame, self.tile, self.tile_buffer, self.light, partials, outputs_follow=s.k_chunks == 1)
         if s.k_chunks == 1:
             depths = (0, self.c.k)

@@ -48,12 +48,6 @@ class Frame:
         return self
 
 
-def operation_count(c: Contraction) -> int:
-    """Scalar operations of all epilogue regions: what decides between registers and a row loop."""
-    seen: dict[int, Generic] = {id(g): g for g, _ in c.generics.values() if g is not c.core}
-    return sum(len(g.block.operations) - 1 for g in seen.values())
-
-
 def lane_stride(c: Contraction, access: Access, lanes: int) -> int | None:
     """Elements between neighbouring lanes of a segment, or None where segments cross a break of the access."""
     if not access.touches(c.dims.n):
@@ -254,7 +248,7 @@ def _check_same_place(c: Contraction, consumer: Generic, number: int) -> None:
     made = _places(producer, producer.inputs + result)
     read = _places(consumer, number)
     if made != read:
-        raise CompileError(f"kernel @{c.name}: an epilogue reads a value of this kernel at another place: {consumer.op}")
+        raise CompileError(f"kernel @{c.name}: an epilogue reads a value of the kernel at another place: {consumer.op}")
 
 
 def _places(generic: Generic, number: int) -> list[tuple[tuple[int, int], ...]]:
@@ -265,9 +259,7 @@ def _places(generic: Generic, number: int) -> list[tuple[tuple[int, int], ...]]:
     return found
 
 
-def emit_row(
-    frame: Frame, m: Int, n: Int, count: Int, load: Callable[[Int, int], Value], lanes: int
-) -> None:
+def emit_row(frame: Frame, m: Int, n: Int, count: Int, load: Callable[[Int, int], Value], lanes: int) -> None:
     """The epilogue on columns [n, n + count) of row m: whole vectors, then single columns.
 
     `load(j, lanes)` gives the accumulators of columns n + j and following (lanes = 0: of one column).

@@ -14,9 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nova.cpu import access as ac
+from nova.cpu import lanes as ln
 from nova.cpu.access import Access
 from nova.errors import CompileError
 from nova.mlir import ir
+from nova.schedule.contraction import ContractionProblem, Operand
 
 
 @dataclass
@@ -107,7 +109,7 @@ def read(kernel: ir.OpView) -> Contraction:
     arguments = list(block.arguments)
     position = {argument: i for i, argument in enumerate(arguments)}
     name = ir.StringAttr(function.attributes["sym_name"]).value
-    sizes = [int(x) for x in function.attributes["nova.dims"]]
+    sizes = int_array(function.attributes["nova.dims"])
     generics: dict[ir.Value, tuple[Generic, int]] = {}
     cores: list[Generic] = []
     for view in block.operations:
@@ -175,8 +177,13 @@ def _aliased(function: ir.Operation, operands: int) -> tuple[int, ...]:
     """Buffers that an in-place pair [operand, result] may make share memory."""
     if "nova.inplace" not in function.attributes:
         return ()
-    pairs = [[int(x) for x in pair] for pair in function.attributes["nova.inplace"]]
+    pairs = [int_array(pair) for pair in function.attributes["nova.inplace"]]
     return tuple(i for operand, result in pairs for i in (operand, operands + result))
+
+
+def int_array(attribute: ir.Attribute) -> list[int]:
+    """Integers of `array<i64: ...>` or `[...]`."""
+    return [x if isinstance(x, int) else ir.IntegerAttr(x).value for x in attribute]
 
 
 def _outputs(
@@ -216,7 +223,7 @@ def _assign_roles(c: Contraction) -> None:
         return [d for d in parallel if a.coefficients[d] and not b.coefficients[d] and c.dims.sizes[d] > 1]
 
     left, right = only(c.lhs, c.rhs), only(c.rhs, c.lhs)
-    unit = min((d for d in left + right), key=lambda d: (abs(out.coefficients[d]) or 1 << 62), default=None)
+    unit = min((d for d in left + right), key=lambda d: abs(out.coefficients[d]) or 1 << 62, default=None)
     if (unit in left and c.dims.extent(left) > 1) or (not right and left):
         left, right, c.lhs, c.rhs = right, left, c.rhs, c.lhs
     rest = [d for d in parallel if d not in left and d not in right and c.dims.sizes[d] != 1]
@@ -244,8 +251,31 @@ def _merge(c: Contraction) -> None:
             kept.append(d)
         return tuple(reversed(kept))
 
-    c.dims.batch, c.dims.m, c.dims.n, c.dims.k = (
-        merged(dims) for dims in (c.dims.batch, c.dims.m, c.dims.n, c.dims.k)
-    )
+    c.dims.batch, c.dims.m, c.dims.n, c.dims.k = (merged(dims) for dims in (c.dims.batch, c.dims.m, c.dims.n, c.dims.k))
 
 
+def operation_count(c: Contraction) -> int:
+    """Scalar operations of all epilogue regions: what decides between registers and a row loop."""
+    seen: dict[int, Generic] = {id(g): g for g, _ in c.generics.values() if g is not c.core}
+    return sum(len(g.block.operations) - 1 for g in seen.values())
+
+
+def problem_of(c: Contraction) -> ContractionProblem:
+    """What the configurator needs to know of a kernel."""
+
+    def operand(access: Access, dims: tuple[int, ...]) -> Operand:
+        across, length = ac.contiguous_run(access, dims, c.dims.sizes)
+        k_stride, k_length = ac.contiguous_run(access, c.dims.k, c.dims.sizes)
+        return Operand(
+            str(access.element),
+            across if length == c.dims.extent(dims) else None,
+            k_stride if k_length == c.k else None,
+        )
+
+    reads = [a for a in c.plane_reads() if a.touches(c.dims.m) and a.touches(c.dims.n)]
+    return ContractionProblem(
+        c.m, c.n, c.k, c.batch, operand(c.lhs, c.dims.m), operand(c.rhs, c.dims.n), str(c.accumulator),
+        output_bytes=sum(ln.bytes_of(access.element) for _, access in c.outputs),
+        epilogue_bytes=sum(ln.bytes_of(access.element) for access in reads),
+        epilogue_operations=operation_count(c),
+    )  # fmt: skip

@@ -1,8 +1,8 @@
 """What becomes of a finished register tile: earlier k blocks are added, the epilogue runs, outputs are stored.
 
-    whole tile, short epilogue    ->   in registers, twelve segments at known places
-    edge tile, or long epilogue   ->   spilled to L1, then a loop over valid rows: vectors, then single columns
-    more k to come                ->   sums go to where `Partials` keeps them: an output, or the workspace
+whole tile, short epilogue    ->   in registers, twelve segments at known places
+edge tile, or long epilogue   ->   spilled to L1, then a loop over valid rows: vectors, then single columns
+more k to come                ->   sums go to where `Partials` keeps them: an output, or the workspace
 """
 
 from __future__ import annotations

@@ -85,9 +85,7 @@ class DotNest:
         sums = build.loop_carrying(
             ln.i64(0), ln.i64(main), ln.i64(lanes), zeros, lambda k, carried: step(k, carried, lanes)
         )
-        totals = [
-            _sum_each(sums[r * self.columns : (r + 1) * self.columns], lanes) for r in range(c.m)
-        ]
+        totals = [_sum_each(sums[r * self.columns : (r + 1) * self.columns], lanes) for r in range(c.m)]
         if c.k != main:
             scalars = [ln.lane(t, i) if ln.lanes_of(t.type) else t for t in totals for i in range(self.columns)]
             scalars = build.loop_carrying(

@@ -18,7 +18,6 @@ from nova.cpu.ints import Int
 from nova.cpu.lanes import Value
 from nova.mlir import ir
 
-
 LINE = 64  # bytes of a cache line
 
 

@@ -66,14 +66,20 @@ class Workspace:
 class Region:
     """What a phase's body sees: the buffers, its share of the tasks, and who it is."""
 
-    buffers: tuple[ir.Value, ...]  # memrefs, in the order of the kernel's operands then results
-    pointers: tuple[ir.Value, ...]  # the same as bare pointers
+    types: tuple[ir.MemRefType, ...]  # of the kernel's operands then results
+    pointers: tuple[ir.Value, ...]  # their bare pointers
     args: ir.Value  # the raw `void **`
     workspace: ir.Value  # bare pointer
     begin: ir.Value
     end: ir.Value
     step: ir.Value
     thread: ir.Value
+
+    @property
+    def buffers(self) -> tuple[ir.Value, ...]:
+        """The operands and results as memrefs, built at the insertion point."""
+        pairs = zip(self.pointers, self.types, strict=True)
+        return tuple(build.memref_from_pointer(pointer, type_) for pointer, type_ in pairs)
 
     @contextmanager
     def tasks(self) -> Iterator[ir.Value]:
@@ -171,14 +177,11 @@ def _emit_body(name: str, types: Sequence[ir.MemRefType], phase: Phase, aliased:
     )
     with ir.InsertionPoint(op.add_entry_block()):
         args, *pointers, workspace, begin, end, step, thread = op.arguments
-        buffers = tuple(build.memref_from_pointer(p, t) for p, t in zip(pointers, types, strict=True))
-        phase.emit(Region(buffers, tuple(pointers), args, workspace, begin, end, step, thread))
+        phase.emit(Region(tuple(types), tuple(pointers), args, workspace, begin, end, step, thread))
         func.ReturnOp([])
 
 
-def _call_body(
-    name: str, args: ir.Value, types: Sequence[ir.MemRefType], share: Sequence[ir.Value]
-) -> None:
+def _call_body(name: str, args: ir.Value, types: Sequence[ir.MemRefType], share: Sequence[ir.Value]) -> None:
     pointers = [load_argument(args, i) for i in range(len(types) + 1)]
     func.CallOp([], name, [args, *pointers, *share])
 

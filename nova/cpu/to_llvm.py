@@ -31,7 +31,7 @@ PASSES_FOR = {
     "vector.": ("convert-vector-to-llvm",),
     "math.": ("convert-math-to-llvm", "convert-math-to-libm"),
 }
-PLAIN = {f"vector.{op}" for op in ("load", "store", "broadcast", "fma", "shuffle", "extract", "insert", "from_elements")}
+PLAIN_VECTOR = ("load", "store", "broadcast", "fma", "shuffle", "extract", "insert", "from_elements")
 
 
 @functools.cache
@@ -45,7 +45,7 @@ def _pass_manager(extra: tuple[str, ...]) -> mlir.passmanager.PassManager:
 
 def lower_to_llvm_ir(module: ir.Module) -> str:
     """Lowers `module` in place to the llvm dialect and returns LLVM IR text."""
-    names = _operation_names(module) - PLAIN
+    names = _operation_names(module) - {f"vector.{op}" for op in PLAIN_VECTOR}
     wanted = [passes for marker, passes in PASSES_FOR.items() if any(name.startswith(marker) for name in names)]
     extra = tuple(dict.fromkeys(p for passes in wanted for p in passes))
     with mlir.context():

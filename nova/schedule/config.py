@@ -15,6 +15,7 @@ from nova.mlir import ir
 
 T = TypeVar("T")
 NAME = "lowering_config"
+RENAMED = {"seconds": "predicted_seconds"}  # field of the record -> key of the attribute
 
 
 def _attribute(value: Any) -> ir.Attribute:
@@ -46,17 +47,26 @@ def _python(attribute: ir.Attribute) -> Any:
 
 def write(op: ir.Operation, schedule: Any) -> None:
     """Sets `lowering_config` of a kernel to a schedule."""
-    fields = {field.name: _attribute(getattr(schedule, field.name)) for field in dataclasses.fields(schedule)}
-    op.attributes[NAME] = ir.DictAttr.get(fields)
+    names = [field.name for field in dataclasses.fields(schedule)]
+    op.attributes[NAME] = ir.DictAttr.get(
+        {RENAMED.get(name, name): _attribute(getattr(schedule, name)) for name in names}
+    )
+
+
+def plain(op: ir.Operation) -> dict[str, Any]:
+    """The kernel's `lowering_config` as Python values; empty if it carries none."""
+    if NAME not in op.attributes:
+        return {}
+    return {named.name: _python(named.attr) for named in _items(ir.DictAttr(op.attributes[NAME]))}
 
 
 def read(op: ir.Operation, record: type[T]) -> T | None:
-    """The schedule in `lowering_config`, or None if the kernel carries none."""
-    if NAME not in op.attributes:
+    """The schedule in `lowering_config`, or None if the kernel carries none of this record's."""
+    stored = plain(op)
+    names = {RENAMED.get(field.name, field.name): field.name for field in dataclasses.fields(record)}  # type: ignore[arg-type]
+    if not stored or not set(stored) <= set(names):
         return None
-    stored = ir.DictAttr(op.attributes[NAME])
-    names = {field.name for field in dataclasses.fields(record)}  # type: ignore[arg-type]
-    return record(**{named.name: _python(named.attr) for named in _items(stored) if named.name in names})
+    return record(**{names[key]: value for key, value in stored.items()})
 
 
 def _items(attributes: ir.DictAttr) -> list[ir.NamedAttribute]:

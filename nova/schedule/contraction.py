@@ -62,11 +62,9 @@ class ContractionProblem:
         return 2 * self.m * self.n * self.k / max(self.m * self.k + self.k * self.n + self.m * self.n, 1)
 
 
-def operand(dtype: str, across: int | None, k: int | None) -> Operand:
-    return Operand(dtype, across, k)
-
-
-def row_major(m: int, n: int, k: int, dtype: str = "f32", layout: str = "nn", batch: int = 1, **more: object) -> ContractionProblem:
+def row_major(
+    m: int, n: int, k: int, *, dtype: str = "f32", layout: str = "nn", batch: int = 1, **more: object
+) -> ContractionProblem:
     """A plain matrix product; layout as BLAS writes it: "nt" is A[m, k] @ B[n, k]^T."""
     lhs = Operand(dtype, k, 1) if layout[0] == "n" else Operand(dtype, 1, m)
     rhs = Operand(dtype, 1, n) if layout[1] == "n" else Operand(dtype, k, 1)

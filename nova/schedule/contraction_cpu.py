@@ -3,8 +3,8 @@
 - Register tile: accumulators, one row of B vectors and a broadcast must fit the register file. Among those that do, the
   one with the least time wins: multiply-adds and loads of a k step, times the padding of M and N to whole tiles.
 - KC: half of L1 holds a B panel. MC: two fifths of L2 hold the A block. NC: a core's half of L3 holds the B block.
-- Packing pays when a panel is read many times or its strides defeat the caches; small or skinny problems read in place.
-- Threads split the dimension whose split copies less: threads that split M each pack B, threads that split N each pack A.
+- Packing pays when a panel is read many times or its strides defeat the caches; small problems read in place.
+- Threads split the dimension whose split copies less: threads that split M each pack B, and the other way round.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ def _pack_lhs(
     if columns <= 2:
         reasons.append("A is read in place: each element is used by at most two tiles")
         return False
-    if p.m * p.k * a.bytes <= target.l2 // 4 and not _aliases(a.across_stride if a.k_stride == 1 else a.k_stride, a, tile.rows):
+    apart = a.across_stride if a.k_stride == 1 else a.k_stride
+    if p.m * p.k * a.bytes <= target.l2 // 4 and not _aliases(apart, a, tile.rows):
         reasons.append(f"A is read in place: {footprint >> 10} KiB stay in L2")
         return False
     return True
@@ -225,7 +226,7 @@ def _unit(extent: int, grain: int, threads: int, planes: int) -> int:
     return _up(-(-extent * max(planes, 1) // (16 * threads)), grain)
 
 
-# --- the model ---------------------------------------------------------------------------------------------------------
+# --- the model --------------------------------------------------------------------------------------------------------
 
 
 def seconds(
@@ -257,8 +258,8 @@ def _wants_dot(p: ContractionProblem) -> bool:
 
 def _dot(p: ContractionProblem, target: CpuTarget, lanes: int) -> ContractionSchedule:
     columns = max(c for c in (1, 2, 4, 8) if p.m * c <= 12 or c == 1)
-    bandwidth = target.core_bandwidth
-    serial = max(p.bytes / (bandwidth * 4 if p.bytes < target.l3 else bandwidth), p.flops / target.core_peak(p.accumulate) / 0.6)
+    bandwidth = target.core_bandwidth * (4 if p.bytes < target.l3 else 1)
+    serial = max(p.bytes / bandwidth, p.flops / target.core_peak(p.accumulate) / 0.6)
     reasons = [f"{p.m} rows against contiguous k: dot products, {p.m}x{columns} accumulators along k, nothing packed"]
     threads = _threads(serial, target, reasons)
     strip = _up(min(64, max(p.n, 1)), columns)

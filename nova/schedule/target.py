@@ -173,14 +173,15 @@ def host() -> CpuTarget:
     cores = len(os.sched_getaffinity(0))
     enabled = ",".join(("+" if on else "-") + feature for feature, on in sorted(features.items()))
     return cpu(
-        "cpu", cores=cores, ghz=ghz, vector_bits=vector_bits, fma_units=_fma_units(llvm.get_host_cpu_name(), vector_bits),
+        "cpu", cores=cores, ghz=ghz, vector_bits=vector_bits,
+        fma_units=_fma_units(llvm.get_host_cpu_name(), vector_bits),
         bandwidth=10e9 * min(cores, 8), l1=cache.get(1, 32 << 10), l2=cache.get(2, 512 << 10),
         l3=cache.get(3, cache.get(2, 512 << 10)), llvm_cpu=llvm.get_host_cpu_name(), llvm_features=enabled,
     )  # fmt: skip
 
 
 def by_name(name: str) -> Target:
-    """"cpu", "h200", ...: a preset or the host."""
+    """ "cpu", "h200", ...: a preset or the host."""
     if name == "cpu":
         return host()
     try:
