@@ -1,0 +1,646 @@
+"""The guard check that runs on every call: generated Python for what can move, native code for what stays.
+
+`bind` takes a `GuardSet` and the objects it holds for now, and makes one Python function. For
+
+    def step(x, lr): ...        # closure: model, opt
+
+it is (shortened)
+
+    def enter(args, kwargs):
+        if is_grad_enabled() is not True: return None        process-wide state
+        if len(args) != 2 or kwargs: return None
+        live[0] = args[0]                                    tensors found anew on every call
+        s0 = args[1]
+        if type(s0) is not float: return None                a number that is a runtime input
+        if K3.cell_contents is not K4: return None           the model is the same object ...
+        if watch(): return repair()                          ... and 2,000 dicts, lists, tensors beneath it are
+        if live_check(live): return None                     shape, dtype, strides, requires_grad of `live`
+        s1 = K7["lr"]
+        return inputs, (s0, s1)
+
+What hangs below a module, an optimizer or a large container is *watched*: compared as a whole in native code. When
+something there changed, `repair` looks at the one object that did: an equal number, a parameter replaced by another
+of the same shape, or a moved pointer is accepted and becomes the new normal; anything else fails the guard.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from nova.capture import native
+from nova.capture.guards import (
+    Descriptor,
+    GuardSet,
+    Node,
+    environment,
+    follow_own,
+    global_hook_tables,
+    same_literal,
+)
+from nova.capture.signature import InputSpec, Signature, Source
+from nova.capture.sources import MODULE_TABLES, Roots, Step
+
+_OPERATORS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "value": "=="}
+INLINE = 64  # a container with more entries is watched, not unrolled into code
+_MISS = (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError)
+
+
+class Binding:
+    """A guard set bound to live objects: `enter(args, kwargs)` is (tensor inputs, numbers) or None."""
+
+    def __init__(
+        self,
+        guards: GuardSet,
+        objs: list[Any],
+        signature: Signature,
+        constants: Sequence[Any] = (),
+        use_native: bool = True,
+    ):
+        self.guards, self.objs, self.signature = guards, objs, signature
+        self.constants = list(constants)
+        self.use_native = use_native
+        self.node_of = {id(obj): index for index, obj in enumerate(objs)}
+        self.references = _count_references(guards.nodes)
+        self.dicts: list[dict[Any, Any]] = []
+        self.dict_owner: list[int] = []
+        self.lists: list[list[Any]] = []
+        self.list_owner: list[int] = []
+        self.stable: list[int] = []  # tensor nodes that stay, in the order of `watch.tensors`
+        self.live: list[int] = []  # tensor nodes found anew on every call
+        self.aliases: list[tuple[str, int]] = []
+        self.variables: dict[int, str] = {0: ""}
+        self.numbers: dict[tuple[int, Step], str] = {}
+        self._resolved: dict[Source, str] = {}  # numbers that no slot holds
+        self.lines: list[str] = []
+        self.space: dict[str, Any] = {"same": same_literal}
+        self._const_name: dict[int, str] = {}
+        self._located: dict[Source, int | None] = {}
+        self._done: set[int] = set()
+        self._fixed: set[int] = set()  # nodes whose object is the same on every call
+        self._generate()
+        self._live_set = set(self.live)
+
+    # ---- code generation
+
+    def _constant(self, value: Any) -> str:
+        name = self._const_name.get(id(value))
+        if name is None:
+            name = f"K{len(self._const_name)}"
+            self._const_name[id(value)] = name
+            self.space[name] = value
+        return name
+
+    def _emit(self, line: str) -> None:
+        self.lines.append(line)
+
+    def _generate(self) -> None:
+        nodes = self.guards.nodes
+        self._environment()
+        count, names = nodes[0].keys
+        self._emit(f"if len(args) != {count} or len(kwargs) != {len(names)}: return None")
+        for step, want in nodes[0].slots.items():
+            kind, key = step
+            if kind == "function":
+                self._emit_constant_node(want[1])
+            elif kind == "pymodule":
+                self.space["modules"] = sys.modules
+                self._slot(0, step, want, f"modules[{key!r}]")
+            else:
+                self._slot(0, step, want, f"{kind}s[{key!r}]")
+        for text, index in self.aliases:
+            self._emit(f"if {text} is not {self.variables[index]}: return None")
+        self._watch()
+        self._live_tensors()
+        self._scalars()
+        body = "\n".join(f"        {line}" for line in self.lines)
+        self.text = f"def enter(args, kwargs):\n    try:\n{body}\n    except misses: return None\n"
+        self.space["misses"] = _MISS
+        exec(compile(self.text, "<nova guards>", "exec"), self.space)
+        self.enter: Callable[..., Any] = self.space["enter"]
+
+    def _environment(self) -> None:
+        state = self.guards.environment
+        self.space.update(
+            grad=torch.is_grad_enabled, inference=torch.is_inference_mode_enabled, autocast=torch.is_autocast_enabled,
+            autocast_type=torch.get_autocast_dtype, default=torch.get_default_dtype, hooks=global_hook_tables(),
+            deterministic=torch._C._get_deterministic_algorithms, matmul=torch._C._get_float32_matmul_precision,
+            D=torch.get_default_dtype(),
+        )  # fmt: skip
+        self._emit(f"if grad() is not {state[0]} or inference() is not {state[1]}: return None")
+        self._emit(f"if deterministic() is not {state[7]}: return None")
+        self._emit(f"if autocast('cpu') is not {state[2]} or autocast('cuda') is not {state[4]}: return None")
+        for position, device in ((2, "cpu"), (4, "cuda")):
+            if state[position]:
+                kind = self._constant(torch.get_autocast_dtype(device))
+                self._emit(f"if autocast_type({device!r}) is not {kind}: return None")
+        self._emit(f"if default() is not D or matmul() != {state[8]!r}: return None")
+        if state[9] == 0:
+            self._emit("if any(hooks): return None")
+        else:
+            self.space["environment"], self.space["state"] = environment, state
+            self._emit("if environment() != state: return None")
+
+    def _slot(self, parent: int, step: Step, want: Descriptor, expression: str) -> None:
+        """Code that checks one slot whose value is `expression`."""
+        match want:
+            case ("any",):
+                return
+            case ("lit", value):
+                self._literal(expression, value)
+            case ("num", name):
+                variable = f"s{len(self.numbers)}"
+                self.numbers[parent, step] = variable
+                self._emit(f"{variable} = {expression}")
+                kind = "not in (int, float)" if name == "number" else f"is not {name}"
+                self._emit(f"if type({variable}) {kind}: return None")
+            case ("node", index):
+                node = self.guards.nodes[index]
+                if (node.parent, node.step) == (parent, step):
+                    self._node(index, expression)
+                else:
+                    self.aliases.append((expression, index))
+            case ("empty",):
+                self._emit(f"if {expression}: return None")
+
+    def _literal(self, expression: str, value: Any) -> None:
+        if value is None or value is True or value is False:
+            self._emit(f"if {expression} is not {value}: return None")
+            return
+        constant, variable = self._constant(value), "v"
+        self._emit(f"{variable} = {expression}")
+        self._emit(f"if {variable} is not {constant} and not same({constant}, {variable}): return None")
+
+    def _node(self, index: int, expression: str) -> None:
+        """Code that checks an object reached anew on every call."""
+        node, obj = self.guards.nodes[index], self.objs[index]
+        if not self._unrolls(index):
+            self._emit(f"if {expression} is not {self._constant(obj)}: return None")
+            self._emit_constant_node(index)
+            return
+        if index in self._done:
+            return
+        self._done.add(index)
+        if node.kind == "tensor":
+            slot = len(self.live)
+            self.live.append(index)
+            self.variables[index] = f"live[{slot}]"
+            self._emit(f"live[{slot}] = {expression}")
+            return self._tensor_children(index, f"live[{slot}]")
+        variable = f"o{index}"
+        self.variables[index] = variable
+        self._emit(f"{variable} = {expression}")
+        self._emit(f"if type({variable}) is not {self._constant(type(obj))}: return None")
+        if node.kind in ("list", "tuple", "dict"):
+            self._emit(f"if len({variable}) != {len(obj)}: return None")
+        self._slots_of(index, variable)
+
+    def _tensor_children(self, index: int, variable: str) -> None:
+        for step, want in self.guards.nodes[index].slots.items():
+            self._slot(index, step, want, f"{variable}.{step[1]}")
+
+    def _unrolls(self, index: int) -> bool:
+        node, obj = self.guards.nodes[index], self.objs[index]
+        if node.kind in ("list", "tuple"):
+            return isinstance(node.keys, int) and node.keys <= INLINE
+        if node.kind == "dict":
+            return isinstance(node.keys, list) and len(node.keys) <= INLINE and all(type(k) in (str, int) for k in obj)
+        return node.kind in ("tensor", "object", "method", "partial")
+
+    def _slots_of(self, index: int, variable: str) -> None:
+        """Reads the slots of an unrolled object."""
+        node, obj = self.guards.nodes[index], self.objs[index]
+        table = getattr(obj, "__dict__", None) if node.kind == "object" else None
+        if table is not None and any(step[0] == "attr" for step in node.slots):
+            self._emit(f"d{index} = {variable}.__dict__")
+        for step, want in node.slots.items():
+            kind, key = step
+            if kind == "class":
+                if want[0] == "node":
+                    self._emit_constant_node(want[1])
+                continue
+            if kind == "attr" and table is not None and (key in table or want[0] == "missing"):
+                expression = f"d{index}[{key!r}]"
+            elif kind == "attr":
+                expression = f"{variable}.{key}"
+            else:
+                expression = f"{variable}[{key!r}]"
+            if want[0] == "missing":
+                where = f"d{index}" if table is not None else f"{variable}"
+                test = f"{key!r} in {where}" if table is not None else f"hasattr({where}, {key!r})"
+                self._emit(f"if {test}: return None")
+                continue
+            self._slot(index, step, want, expression)
+
+    def _emit_constant_node(self, index: int) -> None:
+        """Code for an object known to be the same object: what is beneath it is watched or read from a constant."""
+        if index in self._done:
+            return
+        self._done.add(index)
+        self._fixed.add(index)
+        node, obj = self.guards.nodes[index], self.objs[index]
+        self.variables[index] = self._constant(obj)
+        getattr(self, f"_constant_{node.kind}", self._constant_other)(index, node, obj)
+
+    def _constant_other(self, index: int, node: Node, obj: Any) -> None:
+        for step, want in node.slots.items():
+            self._beneath(index, step, want)
+
+    def _beneath(self, parent: int, step: Step, want: Descriptor) -> None:
+        """A slot of a watched object: the value is guaranteed, what lies beneath it is not."""
+        if want[0] == "node":
+            node = self.guards.nodes[want[1]]
+            if (node.parent, node.step) == (parent, step):
+                self._emit_constant_node(want[1])
+
+    def _constant_tensor(self, index: int, node: Node, obj: torch.Tensor) -> None:
+        # Repair may replace a stable tensor, so code reads it from the watch's own list.
+        name = self.variables[index] = f"stable[{len(self.stable)}]"
+        self.stable.append(index)
+        for step, want in node.slots.items():
+            self._slot(index, step, want, f"{name}.{step[1]}")
+
+    def _constant_module(self, index: int, node: Node, module: torch.nn.Module) -> None:
+        self._watch_dict(module.__dict__, index)
+        for table in MODULE_TABLES:
+            self._watch_dict(getattr(module, table), index)
+        for step, want in node.slots.items():
+            if want[0] == "empty":
+                self._watch_dict(module.__dict__[step[1]], index)
+            self._beneath(index, step, want)
+
+    def _constant_dict(self, index: int, node: Node, table: dict[Any, Any]) -> None:
+        if isinstance(node.keys, int):
+            self._emit(f"if len({self._constant(table)}) != {node.keys}: return None")
+            return
+        self._watch_dict(table, index)
+        self._constant_other(index, node, table)
+
+    def _constant_group(self, index: int, node: Node, table: dict[Any, Any]) -> None:
+        """A parameter group of an optimizer: its numbers change, so it is read entry by entry."""
+        name = self._constant(table)
+        self._emit(f"if len({name}) != {len(table)}: return None")
+        for step, want in node.slots.items():
+            if want[0] == "node" and self.guards.nodes[want[1]].kind != "tuple":
+                self._emit(f"if {name}[{step[1]!r}] is not {self._constant(self.objs[want[1]])}: return None")
+                self._beneath(index, step, want)
+            else:
+                self._slot(index, step, want, f"{name}[{step[1]!r}]")
+
+    def _constant_list(self, index: int, node: Node, items: Any) -> None:
+        if type(items) is list and node.slots and not any(want[0] == "num" for want in node.slots.values()):
+            self.lists.append(items)
+            self.list_owner.append(index)
+            self._constant_other(index, node, items)
+            return
+        self._emit(f"if len({self._constant(items)}) != {node.keys}: return None")
+        self._slots_of(index, self._constant(items))
+
+    def _constant_tuple(self, index: int, node: Node, items: Any) -> None:
+        for step, want in node.slots.items():
+            if want[0] == "num":
+                self._slot(index, step, want, f"{self._constant(items)}[{step[1]!r}]")
+            self._beneath(index, step, want)
+
+    def _constant_set(self, index: int, node: Node, items: Any) -> None:
+        self._emit(f"if {self._constant(items)} != {self._constant(type(items)(items))}: return None")
+
+    def _constant_object(self, index: int, node: Node, obj: Any) -> None:
+        self._slots_of(index, self._constant(obj))
+
+    _constant_method = _constant_partial = _constant_object
+
+    def _constant_optimizer(self, index: int, node: Node, optimizer: torch.optim.Optimizer) -> None:
+        self._watch_dict(optimizer.__dict__, index)
+        if any(step[0] == "state" for step in node.slots):
+            self._watch_dict(optimizer.state, index)
+        for step, want in node.slots.items():
+            if want[0] == "empty":
+                self._watch_dict(getattr(optimizer, step[1]), index)
+            self._beneath(index, step, want)
+
+    def _constant_function(self, index: int, node: Node, function: types.FunctionType) -> None:
+        if not node.slots:
+            return
+        name = self._constant(function)
+        code, defaults = self._constant(function.__code__), self._constant(function.__defaults__)
+        self._emit(f"if {name}.__code__ is not {code} or {name}.__defaults__ is not {defaults}: return None")
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        for step, want in node.slots.items():
+            kind, key = step
+            match kind:
+                case "closure":
+                    cell = self._constant(cells[key])
+                    if want[0] == "missing":
+                        continue
+                    self._slot(index, step, want, f"{cell}.cell_contents")
+                case "global":
+                    table = self._constant(function.__globals__)
+                    if want[0] == "missing":
+                        self._emit(f"if {key!r} in {table}: return None")
+                    else:
+                        self._slot(index, step, want, f"{table}[{key!r}]")
+                case "default":
+                    self._slot(index, step, want, f"{defaults}[{key}]")
+                case "kwdefault":
+                    self._slot(index, step, want, f"{name}.__kwdefaults__[{key!r}]")
+                case _:
+                    self._beneath(index, step, want)
+
+    def _constant_class(self, index: int, node: Node, cls: type) -> None:
+        for step, want in node.slots.items():
+            kind, key = step
+            if kind in ("static", "staticfunc", "fget"):
+                if want == ("missing",):
+                    continue
+                suffix = {"static": "", "staticfunc": ".__func__", "fget": ".fget"}[kind]
+                self._slot(index, step, want, f"{self._constant(cls)}.__dict__[{key!r}]{suffix}")
+            else:
+                self._beneath(index, step, want)
+
+    def _constant_pymodule(self, index: int, node: Node, module: types.ModuleType) -> None:
+        for step, want in node.slots.items():
+            self._slot(index, step, want, f"{self._constant(module.__dict__)}[{step[1]!r}]")
+
+    def _watch_dict(self, table: Any, owner: int) -> None:
+        if isinstance(table, dict):
+            self.dicts.append(table)
+            self.dict_owner.append(owner)
+
+    # ---- the tail: watch, live tensors, inputs, numbers
+
+    def _watch(self) -> None:
+        nodes = self.guards.nodes
+        tensors = [self.objs[index] for index in self.stable]
+        grads = [nodes[index].meta.grad for index in self.stable]  # type: ignore[union-attr]
+        self.watch = native.make_watch(self.dicts, self.lists, tensors, grads, self.use_native)
+        self.space["stable"] = self.watch.tensors
+        if isinstance(self.watch, native.NativeWatch):
+            self.space["watch"], self.space["state_address"] = self.watch._watch, self.watch.address
+            check = "watch(state_address)"
+        else:
+            self.space["watch"], check = self.watch.check, "watch()"
+        self.space["repair"] = self.repair
+        # Must come first: code above reads `stable` only in expressions that follow this line.
+        self.lines.insert(0, f"if {check} and not repair(): return None")
+
+    def _live_tensors(self) -> None:
+        nodes = self.guards.nodes
+        self.live_tensors: list[Any] = [None] * len(self.live)
+        self.space["live"] = self.live_tensors
+        stateful = {output.input for output in self.signature.outputs if output.kind == "state"}
+        self.inputs: list[Any] = []
+        self.input_nodes: list[int | None] = []
+        self._flat: dict[int, InputSpec] = {}
+        self._moving: list[tuple[int, str]] = []
+        self._mutated: list[bool] = []
+        for number, spec in enumerate(self.signature.inputs):
+            if spec.role in ("scalar", "seed"):
+                continue
+            position = len(self.inputs)
+            self._mutated.append(number in stateful)
+            if spec.source.root == "const":
+                self.inputs.append(self.constants[int(spec.source.key)])
+                self.input_nodes.append(None)
+                continue
+            index = self._node_at(spec.source)
+            self.input_nodes.append(index)
+            self.inputs.append(self.objs[index])
+            if spec.flat:
+                self._flat[position] = spec
+            if index in self.live:
+                self._moving.append((position, self.variables[index]))
+        if self.live:
+            samples = [self.objs[index] for index in self.live]
+            grads = [nodes[index].meta.grad for index in self.live]  # type: ignore[union-attr]
+            check = native.LiveCheck(samples, grads, self.use_native)
+            self.space["live_check"] = check.check
+            self._emit("if live_check(live): return None")
+        self._storages()
+        self.space["inputs"] = self.inputs
+        for position, name in self._moving:
+            if position in self._flat:
+                self.space["span"] = span
+                spec = self._flat[position]
+                self._emit(f"inputs[{position}] = span({name}, {spec.type.shape[0]}, {spec.span_offset})")
+            else:
+                self._emit(f"inputs[{position}] = {name}")
+        self._refresh_inputs()
+
+    def _refresh_inputs(self) -> None:
+        """Puts the stable tensors, as they are now, into the input list."""
+        moving = {position for position, _ in self._moving}
+        for position, index in enumerate(self.input_nodes):
+            if index is None or position in moving:
+                continue
+            spec = self._flat.get(position)
+            tensor = self.objs[index]
+            self.inputs[position] = span(tensor, spec.type.shape[0], spec.span_offset) if spec else tensor
+
+    def _node_at(self, source: Source) -> int:
+        found = self.locate(source)
+        if found is None:
+            raise KeyError(f"no guarded object at {source}")
+        return found
+
+    def locate(self, source: Source) -> int | None:
+        """The node of the object at a source, or None. A source is one path to it and the node may know another."""
+        if source not in self._located:
+            try:
+                obj = self.objs[0].resolve(source)
+            except _MISS:
+                obj = None
+            index = self.node_of.get(id(obj))
+            self._located[source] = index if index is not None and self.objs[index] is obj else None
+        return self._located[source]
+
+    def place(self, source: Source) -> int | None:
+        """The place of an object in `objs`; None for what is found anew on every call, or is not guarded."""
+        index = self.locate(source)
+        return None if index is None or index in self._live_set or not self._is_fixed(index) else index
+
+    def _is_fixed(self, index: int) -> bool:
+        """Whether `objs[index]` is the object of every call that the guards admit."""
+        return index in self._fixed
+
+    # ---- memory that inputs share
+
+    def _storages(self) -> None:
+        """What is mutated, or seen through several tensors, must share memory exactly as it did."""
+        several = {source: None for group in self.guards.aliases for source, _ in group}
+        entries: dict[int, bool] = {}  # node -> whether sharing with it matters
+        for index, changed in zip(self.input_nodes, self._mutated, strict=True):
+            if index is not None:
+                entries[index] = entries.get(index, False) or changed
+        for source in several:
+            entries[self._node_at(source)] = True
+        live = {index: position for position, index in enumerate(self.live)}
+        self._matters = entries
+        self._stable_entries = [index for index in entries if index not in live]
+        self._live_entries = [(index, live[index]) for index in entries if index in live]
+        self._bind_storages()
+        self._expected_stable = self._shared(self._stable_groups.values(), self.objs)
+        self._expected_live = self._shared(self._live_groups(self.objs), self.objs)
+        if not self._live_entries:
+            return
+        self.space.update(storage_id=storage_id, alias_check=self._live_shares_as_before, binding=self)
+        if self._expected_live or any(self._matters[index] for index, _ in self._live_entries):
+            self._emit("if not alias_check(): return None")
+        elif self._matter_ids:
+            names = ", ".join(f"storage_id(live[{position}])" for _, position in self._live_entries)
+            self._emit(f"if not binding._matter_ids.isdisjoint(({names},)): return None")
+
+    def _bind_storages(self) -> None:
+        """Storages of the stable tensors as they are now."""
+        groups: dict[int, list[int]] = {}
+        for index in self._stable_entries:
+            groups.setdefault(storage_id(self.objs[index]), []).append(index)
+        self._stable_groups = groups
+        self._matter_ids = {storage for storage, members in groups.items() if any(self._matters[m] for m in members)}
+
+    def _live_groups(self, tensors: Any) -> list[list[int]]:
+        """Stable and live tensors together, for the storages that a live one has."""
+        groups: dict[int, list[int]] = {}
+        for index, _ in self._live_entries:
+            storage = storage_id(tensors[index])
+            if storage not in groups:
+                groups[storage] = list(self._stable_groups.get(storage, ()))
+            groups[storage].append(index)
+        return list(groups.values())
+
+    def _shared(self, groups: Iterable[list[int]], tensors: Any) -> set[tuple[int, ...]]:
+        """Groups of at least two of which one matters: (node, distance to the first), ..."""
+        found = set()
+        for members in groups:
+            if len(members) > 1 and any(self._matters[m] for m in members):
+                first = tensors[members[0]].storage_offset()
+                found.add(tuple(x for m in members for x in (m, tensors[m].storage_offset() - first)))
+        return found
+
+    def _live_shares_as_before(self) -> bool:
+        tensors = {index: self.live_tensors[position] for index, position in self._live_entries}
+        tensors.update((m, self.objs[m]) for m in self._stable_entries)
+        return self._shared(self._live_groups(tensors), tensors) == self._expected_live
+
+    def _scalars(self) -> None:
+        names, self.late = [], []
+        for spec in self.signature.inputs:
+            if spec.role != "scalar":
+                continue
+            variable = self._number(spec.source)
+            if spec.phase:
+                self.late.append((len(names), spec.phase, spec.source))
+            names.append(variable)
+        for fact in self.guards.facts:
+            test = f"{self._number(fact.source)} {_OPERATORS[fact.op]} {self._constant(fact.other)}"
+            if fact.other != fact.other:
+                test = f"{self._constant(fact)}.holds({self._number(fact.source)})"
+            self._emit(f"if {'not ' if fact.result else ''}({test}): return None")
+        self._emit(f"return inputs, [{', '.join(names)}]")
+
+    def _number(self, source: Source) -> str:
+        """The variable that holds a runtime number."""
+        name = None
+        if source.root != "const":
+            holder, step = self.objs[0].slot(source)
+            name = self.numbers.get((self.node_of.get(id(holder), -1), step))
+        if name is None:
+            name = self._resolved.get(source)
+        if name is None:
+            name = self._resolved[source] = f"r{len(self._resolved)}"
+            self.space["Roots"] = Roots
+            roots = f"Roots({self._constant(self.objs[0].function)}, args, kwargs, {self._constant(self.constants)})"
+            self._emit(f"{name} = {roots}.resolve({self._constant(source)})")
+        return name
+
+    def release(self) -> None:
+        """Lets go of the last call's tensors."""
+        for index in range(len(self.live_tensors)):
+            self.live_tensors[index] = None
+        for position, _ in self._moving:
+            self.inputs[position] = None
+
+    # ---- repair: something that is watched changed
+
+    def repair(self) -> bool:
+        """Looks at what changed; True if every fact still holds, with the new state taken for normal."""
+        watch = self.watch
+        for _ in range(len(watch.dicts) + len(watch.lists) + 2 * len(watch.tensors) + 1):
+            code = watch.check()
+            if code == native.UNCHANGED:
+                return True
+            index, kind = code >> 3, code & 7
+            if kind == native.DICT:
+                if not self._owner_holds(self.dict_owner[index]):
+                    return False
+                watch.accept_dict(index)
+            elif kind == native.LIST:
+                if not self._owner_holds(self.list_owner[index]):
+                    return False
+                watch.accept_list(index)
+            elif kind == native.TENSOR or not self._moved():
+                return False  # metadata, or memory that is shared in another way
+        return False
+
+    def _owner_holds(self, owner: int) -> bool:
+        """Whether the facts of one node hold; a tensor in it may be another of the same kind."""
+        nodes = self.guards.nodes
+        replaced: dict[int, torch.Tensor] = {}
+        trial = list(self.objs)
+        for step, want in nodes[owner].slots.items():
+            if want[0] != "node" or nodes[want[1]].kind != "tensor":
+                continue
+            try:
+                value = follow_own(self.objs[owner], step)
+            except _MISS:
+                return False
+            if value is not trial[want[1]]:
+                single = self.references[want[1]] == 1 and not nodes[want[1]].slots
+                if not single or not isinstance(value, torch.Tensor) or id(value) in self.node_of:
+                    return False
+                replaced[want[1]] = trial[want[1]] = value
+        if self.guards.check_node(owner, self.objs[owner], trial) is not None:
+            return False
+        for index, tensor in replaced.items():
+            meta = nodes[index].meta
+            if type(tensor) is not type(self.objs[index]) or meta is None or meta.difference(tensor):
+                return False
+        for index, tensor in replaced.items():
+            del self.node_of[id(self.objs[index])]
+            self.objs[index] = tensor
+            self.node_of[id(tensor)] = index
+            position = self.stable.index(index)
+            self.watch.tensors[position] = tensor
+            self.watch.accept_tensor(position)
+        return not replaced or self._moved()
+
+    def _moved(self) -> bool:
+        """Data pointers moved: fine if memory is shared exactly as before."""
+        self._bind_storages()
+        if self._shared(self._stable_groups.values(), self.objs) != self._expected_stable:
+            return False
+        self.watch.accept_pointers()
+        self._refresh_inputs()
+        return True
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def span(tensor: torch.Tensor, length: int, offset: int) -> torch.Tensor:
+    """The flat span of a tensor's storage that a `flat` input stands for."""
+    return tensor.detach().as_strided((length,), (1,), tensor.storage_offset() + offset)
+
+
+def _count_references(nodes: list[Node]) -> list[int]:
+    counts = [0] * len(nodes)
+    for node in nodes:
+        for want in node.slots.values():
+            if want[0] == "node":
+                counts[want[1]] += 1
+    return counts

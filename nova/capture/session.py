@@ -1,0 +1,250 @@
+"""One capture from end to end: walk, snapshot, record under watch, settle what Python did, build the guards.
+
+    ObjectMap      what the step can reach, and how
+    Snapshot       what all of it looked like
+    record         the real run, as a graph
+    settle         Python state that changed: an effect to replay, or a refusal (everything is put back)
+    build_guards   what a later call must find
+
+If Nova refuses, the model, the optimizer and every Python object are as before the call. If the user's own code
+raises, everything is as eager would have left it.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nova.capture import python_state
+from nova.capture.guards import ENVIRONMENT_NAMES, GRAD_NONE, GRAD_SET, GuardSet, Observed, build_guards, environment
+from nova.capture.python_state import MISSING, Change, Snapshot, Watch
+from nova.capture.replay import tree_classes
+from nova.capture.signature import CapturedStep, Source
+from nova.capture.sources import ObjectMap, extend, is_plain
+from nova.errors import CaptureError, NovaError, SourceLine
+
+_ITEMS = [("item", i) for i in range(4)]  # of a tuple of numbers, such as betas
+_recording: set[int] = set()  # threads that are recording a step
+
+
+def is_recording() -> bool:
+    """Whether this thread is recording a step: a compiled step called inside one runs as plain Python."""
+    return threading.get_ident() in _recording
+
+
+@dataclass
+class Capture:
+    """A captured step with everything that its replay needs."""
+
+    name: str
+    step: CapturedStep
+    guards: GuardSet
+    result: Any = None  # what the recording run returned
+    consts: list[Any] = field(default_factory=list)
+    classes: dict[str, Any] = field(default_factory=dict)  # classes of the output tree
+    optimizers: list[Source] = field(default_factory=list)  # those whose state must exist before the step
+    once: list[str] = field(default_factory=list)  # why this run must not be replayed
+    truncated: bool = False  # the walk met its limit
+    key: str | None = None  # the key known before capture
+    rollback: Callable[[], None] = lambda: None  # undoes the whole run
+
+    @property
+    def signature(self) -> Any:
+        return self.step.signature
+
+
+def line_of(function: Any) -> SourceLine | None:
+    """Where a step is defined: the line named by errors that have no better one."""
+    code = getattr(function, "__code__", None)
+    if isinstance(code, types.CodeType):
+        return SourceLine(code.co_filename, code.co_firstlineno, code.co_name)
+    wrapped = (
+        getattr(function, "__func__", None)
+        or getattr(function, "func", None)
+        or getattr(type(function), "__call__", None)
+    )
+    return (
+        line_of(wrapped) if wrapped is not None and wrapped is not function and not isinstance(wrapped, type) else None
+    )
+
+
+def capture(
+    function: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str, objects: ObjectMap | None = None
+) -> Capture:
+    """Runs a step once, for real, and captures it."""
+    from nova.capture.record import record
+
+    objects = objects if objects is not None else ObjectMap(function, args, kwargs)
+    line = line_of(function)
+    before = environment()
+    snapshot, watch = Snapshot(objects), Watch(objects)
+    thread = threading.get_ident()
+    _recording.add(thread)
+    try:
+        with watch.running():
+            recording = record(function, args, kwargs, objects)
+        if watch.refused is not None:  # the user's own `except` swallowed it
+            recording.rollback()
+            raise watch.refused
+    except NovaError as error:
+        snapshot.restore()
+        if error.source is None and "line" not in str(error):
+            raise type(error)(str(error), line) from error
+        raise
+    except Exception:
+        if watch.refused is not None:
+            snapshot.restore()
+            raise watch.refused from None
+        raise
+    finally:
+        _recording.discard(thread)
+
+    def rollback() -> None:
+        recording.rollback()
+        snapshot.restore()
+
+    try:
+        return _settled(name, objects, snapshot, watch, recording, before, line, rollback)
+    except NovaError:
+        rollback()
+        raise
+
+
+def _settled(
+    name: str, objects: ObjectMap, snapshot: Snapshot, watch: Watch, recording: Any, before: tuple[Any, ...],
+    line: SourceLine | None, rollback: Callable[[], None],
+) -> Capture:  # fmt: skip
+    for what, was, now in zip(ENVIRONMENT_NAMES, before, environment(), strict=True):
+        if was != now:
+            raise CaptureError(
+                f"the step leaves {what} changed: it was {was}, is now {now}. Change it outside the step.", line
+            )
+    signature = recording.step.signature
+    policy = _Policy(objects, recording, watch)
+    python_state.settle(snapshot, policy.allows, line)
+    signature.effects += policy.effects()
+    seen = Observed(
+        codes=set(watch.codes),
+        globals=watch.codes,
+        modules=list(watch.modules.values()),
+        optimizers=list(watch.optimizers.values()),
+        numbers=_places(
+            objects,
+            {s.source for s in signature.inputs if s.role == "scalar"} | {g.source for g in recording.scalar_guards},
+        ),
+        unread=_places(objects, set(recording.traced)),
+        inputs=[spec.source for spec in signature.inputs if spec.role not in ("scalar", "seed")],
+        before=policy.before,
+        facts=list(recording.scalar_guards),
+    )
+    for members in recording.members:
+        known = [(source, tensor) for source, tensor in members if source is not None and source.root != "const"]
+        seen.inputs += [source for source, _ in known]
+        if len(known) > 1:
+            first = known[0][1].storage_offset()
+            seen.aliases.append([(source, tensor.storage_offset() - first) for source, tensor in known])
+    for effect in signature.effects:
+        if effect["kind"] != "assign" and (target := effect.get("target", effect.get("param"))).root != "const":
+            seen.inputs.append(target)
+    for source, none in recording.grad_guards:
+        seen.grads[id(_resolve(objects, recording, source))] = GRAD_NONE if none else GRAD_SET
+    for module in watch.training_set.values():
+        seen.unread.add((id(module), ("attr", "training")))
+    guards = build_guards(objects, seen, before)
+    classes: dict[str, Any] = {}
+    tree_classes(recording.result, classes)
+    sources = [source for opt in watch.optimizers.values() if (source := objects.source(opt)) is not None]
+    recording.step.guards = guards
+    recording.step.name = name
+    return Capture(
+        name, recording.step, guards, recording.result, list(recording.consts), classes, sources, list(recording.once),
+        objects.truncated, rollback=rollback,
+    )  # fmt: skip
+
+
+def _places(objects: ObjectMap, sources: set[Source]) -> set[tuple[int, Any]]:
+    """Numbers by what holds them: a source is one of several paths, the place is one."""
+    found = set()
+    for source in sources:
+        if source.root != "const":
+            holder, step = objects.roots.slot(source)
+            found.add((id(holder), step))
+    return found
+
+
+def _resolve(objects: ObjectMap, recording: Any, source: Source) -> Any:
+    return recording.consts[int(source.key)] if source.root == "const" else objects.roots.resolve(source)
+
+
+class _Policy:
+    """Which changes of Python state a replay accounts for."""
+
+    def __init__(self, objects: ObjectMap, recording: Any, watch: Watch):
+        self.objects, self.recording, self.watch = objects, recording, watch
+        self.before: dict[tuple[int, Any], Any] = {}
+        self._effects: list[dict[str, Any]] = []
+        self.scheduled = any(effect["kind"] == "call" for effect in recording.step.signature.effects)
+        self.stepped = set(watch.optimizers)
+
+    def effects(self) -> list[dict[str, Any]]:
+        return self._effects
+
+    def allows(self, change: Change) -> bool:
+        holder, (kind, key) = change.holder, change.step
+        self.before[id(holder.obj), change.step] = change.before
+        if holder.kind == "tensor":
+            if key == "requires_grad":
+                self._effects.append({"kind": "requires_grad", "target": holder.source, "value": change.after})
+            return True  # .grad is the recorder's business
+        if holder.kind == "module" and change.step == ("attr", "training"):
+            self._effects.append({"kind": "set", "target": holder.source, "name": "training", "value": change.after})
+            return True
+        if holder.kind == "optimizer":
+            if kind == "attr" and str(key).startswith("_") and is_plain(change.after):
+                self._effects.insert(0, {"kind": "set", "target": holder.source, "name": key, "value": change.after})
+                return True
+            return False
+        owner = self._owner(holder)
+        if owner is None:
+            return False
+        if isinstance(owner, torch.optim.Optimizer):
+            if ("attr", "state") in self._steps(holder) or any(step[0] == "state" for step in self._steps(holder)):
+                return id(owner) in self.stepped
+            # Hyper-parameters: a scheduler moved them, or the recorder saw the assignment.
+            assigned = self._assigned()
+            return (
+                self.scheduled
+                or any(extend(change.source, step) in assigned for step in _ITEMS)
+                or change.source in assigned
+            )
+        if isinstance(owner, torch.optim.lr_scheduler.LRScheduler):
+            return self.scheduled
+        return isinstance(owner, torch.amp.GradScaler)
+
+    def _assigned(self) -> set[Any]:
+        effects = self.recording.step.signature.effects
+        return {effect["target"] for effect in effects if effect["kind"] == "assign"}
+
+    def _steps(self, holder: Any) -> list[Any]:
+        steps = []
+        while holder is not None and holder.kind != "optimizer":
+            steps.append(holder.step)
+            holder = holder.parent
+        return steps
+
+    def _owner(self, holder: Any) -> Any:
+        """The optimizer, scheduler or scaler that an object belongs to."""
+        kinds = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+        while holder is not None:
+            if isinstance(holder.obj, kinds):
+                return holder.obj
+            holder = holder.parent
+        return None
+
+
+__all__ = ["MISSING", "Capture", "capture", "is_recording", "line_of"]

@@ -1,0 +1,480 @@
+"""Where everything the step can reach lives: from an object to the path that finds it again.
+
+Before a step is recorded, the objects reachable from it are walked: arguments, the function's closure, defaults
+and the globals its bytecode names, modules, optimizers, containers, objects. Each object keeps the shortest path
+to it (a `Source`), so that a tensor the recording meets can be found again on the next call, when another
+object may stand in its place.
+
+    def step(x):                     x                     arg[0]
+        loss = model(x)              model.fc.weight       global model ("module", "fc") ("param", "weight")
+        opt.step()                   its first moment      global opt ("state", "0.0") ("item", "exp_avg")
+
+Steps of a path (kind, key):
+    attr a        obj.a                          param n     obj._parameters[n]
+    item k        obj[k]                         buffer n    obj._buffers[n]
+    value n       list(obj.values())[n]          module n    obj._modules[n]
+    closure a     the closure variable a of f    state g.i   opt.state[opt.param_groups[g]["params"][i]]
+    global a      f.__globals__[a]               static a    cls.__dict__[a]
+    default i     f.__defaults__[i]              kwdefault a f.__kwdefaults__[a]
+    class         type(obj)                      call a      obj.a()
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import sys
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from nova.capture.bytecode import names
+from nova.capture.signature import Source
+
+NODE_LIMIT = 100_000
+Step = tuple[str, Any]
+
+PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented), slice, range)
+TORCH_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+
+# dictionaries of an nn.Module that are followed through steps of their own
+MODULE_TABLES = {"_parameters": "param", "_buffers": "buffer", "_modules": "module"}
+
+_TORCH_DIR = torch.__path__[0]
+_NOVA_DIR = __file__.rsplit("/", 2)[0]
+_STDLIB_DIRS = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+
+
+@functools.cache
+def is_user_file(filename: str) -> bool:
+    """Whether code of this file is the user's: not PyTorch's, Nova's, NumPy's or the standard library's."""
+    if filename.startswith((_TORCH_DIR, _NOVA_DIR)) or filename.startswith("<frozen "):
+        return False
+    if "/site-packages/" in filename:
+        return "/site-packages/numpy/" not in filename
+    return not filename.startswith(_STDLIB_DIRS)
+
+
+def is_user_function(obj: Any) -> bool:
+    return isinstance(obj, types.FunctionType) and is_user_file(obj.__code__.co_filename)
+
+
+@functools.cache
+def is_user_class(cls: type) -> bool:
+    """Whether a class is defined in the user's code (its methods run when a step is captured)."""
+    module = sys.modules.get(cls.__module__)
+    filename = getattr(module, "__file__", None)
+    if filename is not None:
+        return is_user_file(filename)
+    if cls.__module__ in ("builtins", "torch") or cls.__module__ in sys.builtin_module_names:
+        return False
+    return (
+        any(is_user_function(value) for value in vars(cls).values()) or module is None or module.__name__ == "__main__"
+    )
+
+
+def kind_of(obj: Any) -> str:
+    """The kind of a reachable object; everything else in this package dispatches on it."""
+    cls = type(obj)
+    known = _KINDS.get(cls)
+    if known is not None:
+        return known
+    if isinstance(obj, torch.Tensor):
+        return "tensor"
+    if isinstance(obj, (*PLAIN, *TORCH_VALUES, enum.Enum)):
+        return "plain"
+    if isinstance(obj, torch.nn.Module):
+        return "module"
+    if isinstance(obj, torch.optim.Optimizer):
+        return "optimizer"
+    if isinstance(obj, type):
+        return "class"
+    for base, kind in _BASES:
+        if isinstance(obj, base):
+            return kind
+    if hasattr(obj, "__dict__") or slot_names(cls):
+        return "object"
+    return "opaque"
+
+
+_KINDS: dict[type, str] = {
+    **dict.fromkeys(PLAIN, "plain"),
+    **dict.fromkeys(TORCH_VALUES, "plain"),
+    torch.Tensor: "tensor",
+    torch.nn.Parameter: "tensor",
+    dict: "dict",
+    list: "list",
+    tuple: "tuple",
+    set: "set",
+    frozenset: "set",
+    types.FunctionType: "function",
+    types.MethodType: "method",
+    types.BuiltinFunctionType: "opaque",
+    types.CellType: "opaque",
+    types.CodeType: "opaque",
+    types.ModuleType: "pymodule",
+    functools.partial: "partial",
+    type: "class",
+}
+_BASES: tuple[tuple[type, str], ...] = (
+    (dict, "dict"),
+    (list, "list"),
+    (tuple, "tuple"),
+    (deque, "list"),
+    ((set, frozenset), "set"),  # type: ignore[arg-type]
+    (types.FunctionType, "function"),
+    (types.MethodType, "method"),
+    (functools.partial, "partial"),
+    (types.ModuleType, "pymodule"),
+)
+
+
+def is_plain(obj: Any) -> bool:
+    """A value compared by value: numbers, strings, None, enums, PyTorch's small types, tuples of these."""
+    kind = kind_of(obj)
+    return kind == "plain" or (kind == "tuple" and all(map(is_plain, obj)))
+
+
+@functools.cache
+def slot_names(cls: type) -> tuple[str, ...]:
+    """Names of `__slots__` of user classes."""
+    found: list[str] = []
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        found += [slots] if isinstance(slots, str) else list(slots)
+    return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
+
+
+def code_of(obj: Any) -> types.CodeType | None:
+    return obj.__code__ if isinstance(obj, types.FunctionType) else None
+
+
+def closure_items(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """(name, value) of the function's closure variables that are set."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue  # not assigned yet
+
+
+def _tensor_children(obj: torch.Tensor) -> Iterator[tuple[Step, Any]]:
+    if (obj.is_leaf or obj.retains_grad) and obj.grad is not None:
+        yield ("attr", "grad"), obj.grad
+
+
+def _dict_children(obj: dict[Any, Any]) -> Iterator[tuple[Step, Any]]:
+    for position, (key, value) in enumerate(obj.items()):
+        yield (("item", key) if type(key) in (str, int) else ("value", position)), value
+        if not is_plain(key) and not isinstance(key, torch.Tensor):
+            yield ("key", position), key
+
+
+def _sequence_children(obj: Sequence[Any]) -> Iterator[tuple[Step, Any]]:
+    for position, value in enumerate(obj):
+        yield ("item", position), value
+
+
+def _attribute_children(obj: Any) -> Iterator[tuple[Step, Any]]:
+    for name, value in list(getattr(obj, "__dict__", {}).items()):
+        yield ("attr", name), value
+    for name in slot_names(type(obj)):
+        try:
+            yield ("attr", name), getattr(obj, name)
+        except AttributeError:
+            continue
+    if is_user_class(type(obj)):
+        yield ("class", ""), type(obj)
+
+
+def _module_children(obj: torch.nn.Module) -> Iterator[tuple[Step, Any]]:
+    for table, kind in MODULE_TABLES.items():
+        for name, value in getattr(obj, table).items():
+            yield (kind, name), value
+    for name, value in list(obj.__dict__.items()):
+        if name not in MODULE_TABLES:
+            yield ("attr", name), value
+    if is_user_class(type(obj)):
+        yield ("class", ""), type(obj)
+
+
+def _optimizer_children(obj: torch.optim.Optimizer) -> Iterator[tuple[Step, Any]]:
+    yield ("attr", "param_groups"), obj.param_groups
+    for g, group in enumerate(obj.param_groups):
+        for i, param in enumerate(group["params"]):
+            if param in obj.state:
+                yield ("state", f"{g}.{i}"), obj.state[param]
+    yield ("attr", "state"), obj.state
+    for name, value in list(obj.__dict__.items()):
+        if name not in ("state", "param_groups"):
+            yield ("attr", name), value
+    if is_user_class(type(obj)):
+        yield ("class", ""), type(obj)
+
+
+def _function_children(obj: types.FunctionType) -> Iterator[tuple[Step, Any]]:
+    for name, value in closure_items(obj):
+        yield ("closure", name), value
+    for position, value in enumerate(obj.__defaults__ or ()):
+        yield ("default", position), value
+    for name, value in (obj.__kwdefaults__ or {}).items():
+        yield ("kwdefault", name), value
+    if not is_user_file(obj.__code__.co_filename):
+        return
+    for name in {chain[0]: None for chain in names(obj.__code__).globals}:
+        if name in obj.__globals__:
+            yield ("global", name), obj.__globals__[name]
+    for name, value in obj.__dict__.items():
+        yield ("attr", name), value
+
+
+def _class_children(cls: type) -> Iterator[tuple[Step, Any]]:
+    if not is_user_class(cls):
+        return
+    for name, value in list(vars(cls).items()):
+        if isinstance(value, (staticmethod, classmethod)):
+            yield ("staticfunc", name), value.__func__
+        elif isinstance(value, property):
+            if value.fget is not None:
+                yield ("fget", name), value.fget
+        elif not name.startswith("__") or is_user_function(value):
+            yield ("static", name), value
+    for position, base in enumerate(cls.__mro__[1:-1], 1):
+        if is_user_class(base):
+            yield ("mro", position), base
+
+
+def _fields(*fields: str) -> Callable[[Any], Iterator[tuple[Step, Any]]]:
+    return lambda obj: ((("attr", name), getattr(obj, name)) for name in fields)
+
+
+CHILDREN: dict[str, Callable[[Any], Iterator[tuple[Step, Any]]]] = {
+    "tensor": _tensor_children,
+    "dict": _dict_children,
+    "list": _sequence_children,
+    "tuple": _sequence_children,
+    "module": _module_children,
+    "optimizer": _optimizer_children,
+    "object": _attribute_children,
+    "function": _function_children,
+    "class": _class_children,
+    "method": _fields("__func__", "__self__"),
+    "partial": _fields("func", "args", "keywords"),
+}
+
+# objects that no step can depend on and that lead far away
+_SKIPPED_MODULES = (
+    "logging",
+    "threading",
+    "multiprocessing",
+    "_thread",
+    "weakref",
+    "importlib",
+    "matplotlib",
+    "rich",
+    "tqdm",
+)
+
+
+def children(obj: Any) -> Iterator[tuple[Step, Any]]:
+    """(step, value) of everything directly reachable from `obj`."""
+    kind = kind_of(obj)
+    if kind == "object" and type(obj).__module__.split(".")[0] in _SKIPPED_MODULES:
+        return iter(())
+    expand = CHILDREN.get(kind)
+    return expand(obj) if expand else iter(())
+
+
+def follow(obj: Any, step: Step) -> Any:
+    """One step of a path. Raises what Python raises when the path no longer exists."""
+    kind, key = step
+    match kind:
+        case "attr":
+            return getattr(obj, key)
+        case "item":
+            return obj[key]
+        case "param":
+            return obj._parameters[key]
+        case "buffer":
+            return obj._buffers[key]
+        case "module":
+            return obj._modules[key]
+        case "state":
+            group, index = key.split(".")
+            return obj.state[obj.param_groups[int(group)]["params"][int(index)]]
+        case "closure":
+            return obj.__closure__[obj.__code__.co_freevars.index(key)].cell_contents
+        case "global":
+            return obj.__globals__[key]
+        case "default":
+            return obj.__defaults__[key]
+        case "kwdefault":
+            return obj.__kwdefaults__[key]
+        case "value":
+            return list(obj.values())[key]
+        case "key":
+            return list(obj)[key]
+        case "class":
+            return type(obj)
+        case "static":
+            return vars(obj)[key]
+        case "staticfunc":
+            return vars(obj)[key].__func__
+        case "fget":
+            return vars(obj)[key].fget
+        case "mro":
+            return obj.__mro__[key]
+        case "call":
+            return getattr(obj, key)()
+    raise ValueError(f"unknown step {kind!r} of a source")
+
+
+class Roots:
+    """What a call gives a path to start from."""
+
+    __slots__ = ("args", "consts", "function", "kwargs")
+
+    def __init__(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], consts: Sequence[Any] = ()):
+        self.function, self.args, self.kwargs, self.consts = function, args, kwargs, consts
+
+    def root(self, root: str, key: str | int) -> Any:
+        match root:
+            case "arg":
+                return self.args[key]  # type: ignore[index]
+            case "kwarg":
+                return self.kwargs[key]  # type: ignore[index]
+            case "function":
+                return self.function
+            case "closure" | "global":
+                return follow(self.function, (root, key))
+            case "pymodule":
+                return sys.modules[str(key)]
+            case "const":
+                return self.consts[int(key)]
+        raise ValueError(f"unknown root {root!r} of a source")
+
+    def slot(self, source: Source) -> tuple[Any, Step]:
+        """The object that holds what a source names, and the last step to it."""
+        if source.path:
+            return self.resolve(Source(source.root, source.key, source.path[:-1])), source.path[-1]
+        return (self.function if source.root in ("closure", "global") else self), (source.root, source.key)
+
+    def resolve(self, source: Source) -> Any:
+        """The object a source names now."""
+        obj = self.root(source.root, source.key)
+        for step in source.path:
+            obj = follow(obj, step)
+        return obj
+
+
+def extend(source: Source, step: Step) -> Source:
+    """The source one step further; closure variables and globals of the step function are roots of their own."""
+    if source.root == "function" and not source.path and step[0] in ("closure", "global"):
+        return Source(step[0], step[1])
+    return Source(source.root, source.key, (*source.path, step))
+
+
+class Reached:
+    """An object that was reached, and how: `parent` is another Reached, or None for a root."""
+
+    __slots__ = ("_source", "kind", "obj", "parent", "step")
+
+    def __init__(self, obj: Any, kind: str, parent: Reached | None, step: Step, source: Source | None = None):
+        self.obj, self.kind, self.parent, self.step, self._source = obj, kind, parent, step, source
+
+    @property
+    def source(self) -> Source:
+        if self._source is None:
+            assert self.parent is not None
+            self._source = extend(self.parent.source, self.step)
+        return self._source
+
+
+class ObjectMap:
+    """Objects reachable from a step, by identity, each with the shortest path to it.
+
+    Holds strong references while it lives, so an id cannot be reused; drop it after the capture.
+    """
+
+    def __init__(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], limit: int = NODE_LIMIT):
+        self.roots = Roots(function, args, kwargs)
+        self.limit = limit
+        self.truncated = False
+        self.reached: dict[int, Reached] = {}
+        self.functions: dict[types.CodeType, list[Reached]] = {}
+        self._queue: deque[Reached] = deque()
+        for index, value in enumerate(args):
+            self._add(value, None, ("root", ""), Source("arg", index))
+        for name, value in kwargs.items():
+            self._add(value, None, ("root", ""), Source("kwarg", name))
+        self._add(function, None, ("root", ""), Source("function", getattr(function, "__name__", "step")))
+        self._run()
+
+    def _add(self, obj: Any, parent: Reached | None, step: Step, source: Source | None = None) -> None:
+        if id(obj) in self.reached:
+            return
+        kind = kind_of(obj)
+        if kind == "plain" or (kind == "opaque" and parent is None):
+            return
+        if len(self.reached) >= self.limit:
+            self.truncated = True
+            return
+        found = Reached(obj, kind, parent, step, source)
+        self.reached[id(obj)] = found
+        if kind == "function":
+            self.functions.setdefault(obj.__code__, []).append(found)
+        if kind != "opaque":
+            self._queue.append(found)
+
+    def _run(self) -> None:
+        while self._queue:
+            found = self._queue.popleft()
+            if found.kind == "pymodule":
+                continue
+            for step, value in children(found.obj):
+                self._add(value, found, step)
+            if found.kind == "function":
+                self._follow_chains(found)
+
+    def _follow_chains(self, found: Reached) -> None:
+        """Attributes that the function reads from Python modules: `import config; config.model.width`."""
+        if not is_user_file(found.obj.__code__.co_filename):
+            return
+        chains = names(found.obj.__code__)
+        cells = dict(closure_items(found.obj))
+        for scope, base in ((chains.globals, found.obj.__globals__), (chains.cells, cells)):
+            for chain in scope:
+                value = base.get(chain[0])
+                for name in chain[1:]:
+                    if not isinstance(value, types.ModuleType) or id(value) not in self.reached:
+                        break
+                    parent = self.reached[id(value)]
+                    if not is_user_file(getattr(value, "__file__", None) or "<user>"):
+                        break
+                    value = value.__dict__.get(name)
+                    self._add(value, parent, ("attr", name))
+
+    def add(self, obj: Any, source: Source) -> None:
+        """Adds a root found while recording (and everything reachable from it)."""
+        self._add(obj, None, ("root", ""), source)
+        self._run()
+
+    def get(self, obj: Any) -> Reached | None:
+        found = self.reached.get(id(obj))
+        return found if found is not None and found.obj is obj else None
+
+    def source(self, obj: Any) -> Source | None:
+        """The path to an object, or None if it is not reachable from the step."""
+        found = self.get(obj)
+        return found.source if found else None
+
+    def of_kind(self, kind: str) -> Iterator[Reached]:
+        return (found for found in self.reached.values() if found.kind == kind)
+
+    @property
+    def tensors(self) -> list[tuple[torch.Tensor, Source]]:
+        return [(found.obj, found.source) for found in self.of_kind("tensor")]

@@ -1,0 +1,309 @@
+"""`nova.jit`: the decorator, and what happens on a call.
+
+    call -> a binding whose guards hold? -> numbers, tensors -> executable -> effects -> outputs     (steady state)
+         -> a capture whose guards hold for these objects?   -> bind it, then as above               (rebinding)
+         -> neither: record the step for real, compile it, and return the recording run's results   (capture)
+
+A `Variant` is one capture with its executable; a `Binding` ties it to live objects (fastpath.py). Going back to a
+state that was captured before (train/eval, an earlier batch size) costs nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import platform
+import sys
+import threading
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
+
+from nova.config import Options, knobs
+from nova.errors import NovaError, UnsupportedError
+
+F = TypeVar("F", bound=Callable[..., Any])
+BINDINGS_PER_VARIANT = 8  # e.g. instances of a class whose method is a step; the oldest goes
+VARIANTS = 128  # captures a step; the least recently used goes
+
+_disabled = 0
+
+
+class disable:
+    """Turns Nova off: `nova.disable()` from now on, `with nova.disable():` for a while, `nova.disable(f)` inside f."""
+
+    def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
+        if function is None:
+            return super().__new__(cls)
+
+        @functools.wraps(function)
+        def eagerly(*args: Any, **kwargs: Any) -> Any:
+            with cls():
+                return function(*args, **kwargs)
+
+        return eagerly
+
+    def __init__(self) -> None:
+        global _disabled
+        _disabled += 1
+        self._on = True
+
+    def __enter__(self) -> disable:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.enable()
+
+    def enable(self) -> None:
+        """Undoes this `disable`."""
+        global _disabled
+        if self._on:
+            self._on = False
+            _disabled -= 1
+
+
+def synchronize() -> None:
+    """Waits for every compiled step to finish and raises what one of them found. On a CPU a step is finished when it returns."""
+
+
+@overload
+def jit(function: F) -> F: ...
+@overload
+def jit(**options: Any) -> Callable[[F], F]: ...
+def jit(function: Any = None, **options: Any) -> Any:
+    """Compiles a training step: forward, backward and optimizer become one executable.
+
+    Use it bare (`@nova.jit`) or with options (`@nova.jit(precision="bf16")`), on functions, methods and callable
+    objects. Options: see `nova.Options`.
+    """
+    chosen = Options.of(**options)
+    if function is None:
+        return lambda f: jit(f, **options)
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(jit(function.__func__, **options))
+    if isinstance(function, type):
+        raise TypeError(f"nova.jit compiles a step, not a class: decorate the step method of {function.__qualname__}")
+    if isinstance(function, Step):
+        return Step(function.function, chosen)
+    if not callable(function):
+        raise TypeError(f"nova.jit needs a function or another callable, not {function!r}")
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        raise UnsupportedError(f"Nova runs on Linux x86-64; this is {sys.platform} {platform.machine()}")
+    return Step(function, chosen)
+
+
+def _restore(function: Any, options: Options) -> Step:
+    return Step(function, options)
+
+
+class Variant:
+    """One capture and its executable, with the bindings to live objects that were made so far."""
+
+    def __init__(self, capture: Any, executable: Any, compilation: Any = None):
+        self.capture, self.executable, self.compilation = capture, executable, compilation
+        self.bindings: list[Any] = []
+        self.seeded = capture.signature.uses_rng
+
+    def bind(self, roots: Any) -> Any:
+        """A binding to the objects of this call, or the Mismatch that rules it out."""
+        from nova.capture.fastpath import Binding
+        from nova.capture.replay import Effects
+
+        objs = self.capture.guards.check(roots)
+        if not isinstance(objs, list):
+            return objs
+        capture = self.capture
+        binding = Binding(capture.guards, objs, capture.signature, capture.consts, knobs.native)
+        binding.effects = Effects(capture.signature, capture.classes, binding.objs, binding.place)
+        self.bindings.insert(0, binding)
+        del self.bindings[BINDINGS_PER_VARIANT:]
+        return binding
+
+
+class Step:
+    """A compiled step. Calls like the function it was made from."""
+
+    def __init__(self, function: Callable[..., Any], options: Options):
+        self.function, self.options = function, options
+        self._lock = threading.RLock()
+        self._variants: list[Variant] = []  # most recently used first
+        self._history: dict[Any, list[Any]] = {}  # what changed before -> the values seen
+        self._noted: set[str] = set()
+        self.captures = 0  # how often the step was recorded
+        self.compilations = 0
+        self._enabled = knobs.enabled
+        self.name = getattr(function, "__name__", type(function).__name__)
+        functools.update_wrapper(self, function, updated=())
+
+    # -- standing in for a function
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<nova.jit of {self.function!r}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Step:
+        return Step(copy.deepcopy(self.function, memo), self.options)
+
+    def __copy__(self) -> Step:
+        return Step(self.function, self.options)
+
+    def __reduce__(self) -> Any:
+        return _restore, (self.function, self.options)
+
+    # -- a call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _disabled or not self._enabled:
+            return self.function(*args, **kwargs)
+        with self._lock:
+            variants = self._variants
+            for position, variant in enumerate(variants):
+                for binding in variant.bindings:
+                    found = binding.enter(args, kwargs)
+                    if found is not None:
+                        if position:
+                            variants.insert(0, variants.pop(position))
+                        return _run(self.function, variant, binding, found, args, kwargs)
+            return self._other(args, kwargs)
+
+    def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """No binding holds: bind a capture that does, or make one."""
+        from nova.capture.session import is_recording
+        from nova.capture.sources import Roots
+
+        if is_recording():
+            return self.function(*args, **kwargs)
+        mismatch = None
+        for position, variant in enumerate(self._variants):
+            bound = variant.bind(Roots(self.function, args, kwargs, variant.capture.consts))
+            if not hasattr(bound, "enter"):
+                mismatch = mismatch or bound
+                continue
+            found = bound.enter(args, kwargs)
+            if found is None:
+                raise NovaError(
+                    f"a guard of {self.name} holds when it is checked slowly and not when it is checked fast"
+                )
+            self._variants.insert(0, self._variants.pop(position))
+            return _run(self.function, variant, bound, found, args, kwargs)
+        return self._capture(args, kwargs, mismatch)
+
+    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], mismatch: Any) -> Any:
+        from nova.capture import session
+        from nova.progress import Progress
+
+        if mismatch is not None:
+            self._announce(mismatch)
+        with Progress(self.name) as progress:
+            progress("capture")
+            capture = session.capture(self.function, args, kwargs, self.name)
+            self.captures += 1
+            if capture.truncated:
+                self._once("the step reaches more than 100,000 Python objects: changes beyond them are not seen")
+            try:
+                variant = None if capture.once else self._compile(capture, progress)
+            except BaseException:
+                capture.rollback()
+                raise
+        capture.rollback = _nothing
+        result, capture.result = capture.result, None
+        if variant is None:
+            progress.summary(f"recorded in {progress.elapsed:.2f} s, not compiled yet: {capture.once[0]}")
+            return result
+        self._variants.insert(0, variant)
+        del self._variants[VARIANTS:]
+        kernels = f", {progress.counts['kernels']} kernels" if "kernels" in progress.counts else ""
+        seconds = progress.seconds.get("capture", 0.0)
+        progress.summary(f"captured and compiled in {progress.elapsed:.2f} s (capture {seconds:.2f} s{kernels})")
+        return result
+
+    def _compile(self, capture: Any, progress: Any) -> Variant:
+        if self.options.backend == "interpret":
+            from nova.capture.interpret import Interpreted
+
+            return Variant(capture, Interpreted(capture.step))
+        from nova import pipeline
+        from nova.schedule import target
+
+        self.compilations += 1
+        compilation = pipeline.compile_step(capture.step, target.host(), self.options, progress)
+        return Variant(capture, compilation.executable, compilation)
+
+    # -- notices
+
+    def _announce(self, mismatch: Any) -> None:
+        """Says why there is another capture, and what to do when it keeps happening."""
+        from nova.progress import notice
+
+        text = f"{self.name}: another capture, because {mismatch}"
+        what = mismatch.what.split(" was ")[0]
+        seen = self._history.setdefault((mismatch.source, mismatch.step, what), [])
+        value = mismatch.what if mismatch.value is None else mismatch.value
+        if not any(value is v or value == v for v in seen if type(v) is type(value)):
+            seen.append(value)
+        if what.startswith("dimension"):
+            advice = ""
+            if len(seen) >= 2:
+                advice = (
+                    f". That {what} has had {len(seen) + 1} sizes: each is a capture. Pad it to one size or a few "
+                    "(torch.nn.functional.pad, or a batch sampler that drops the last batch)"
+                )
+            notice(text + advice)
+        elif len(seen) >= 2 and isinstance(value, (int, float)) and not isinstance(value, bool):
+            notice(
+                f"{text}. It has had {len(seen) + 1} values: each is a capture. Pass it as a tensor or a float argument"
+            )
+        elif knobs.debug >= 1:
+            notice(text)
+
+    def _once(self, text: str) -> None:
+        from nova.progress import notice
+
+        if text not in self._noted:
+            self._noted.add(text)
+            notice(f"{self.name}: {text}")
+
+
+def _nothing() -> None:
+    return None
+
+
+def _run(
+    function: Any,
+    variant: Variant,
+    binding: Any,
+    found: tuple[list[Any], list[float]],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    """The steady state: everything is bound, the guards hold."""
+    inputs, numbers = found
+    effects = binding.effects
+    find = functools.partial(_find, function, variant, args, kwargs)
+    try:
+        known = [find(source) for source in effects.sources]
+        if effects.early:
+            for phase, effect in enumerate(effects.before, 1):
+                effect([], inputs, known, find)
+                for position, when, source in binding.late:
+                    if when == phase:
+                        numbers[position] = find(source)
+        fresh = variant.executable(inputs, numbers, _seed() if variant.seeded else 0)
+        effects.after(fresh, inputs, known, find)
+        return effects.output(fresh, inputs, known)
+    finally:
+        binding.release()
+
+
+def _find(function: Any, variant: Variant, args: Sequence[Any], kwargs: dict[str, Any], source: Any) -> Any:
+    from nova.capture.sources import Roots
+
+    return Roots(function, args, kwargs, variant.capture.consts).resolve(source)
+
+
+def _seed() -> int:
+    from nova.capture.rng import draw_seed
+
+    return draw_seed()
