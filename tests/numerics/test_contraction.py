@@ -1,0 +1,209 @@
+"""Contraction kernels against float64: shapes, layouts, epilogues, dtypes, with poisoned outputs and workspace."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from nova.cpu import contraction, contraction_form
+from nova.schedule import target as targets
+from nova.schedule.contraction import schedule_contraction
+from tests.contraction_text import Case
+from tests.kernels import load_kernel, poisoned, run_kernel
+
+EPSILON = {"f32": 2.0**-24, "f64": 2.0**-53, "bf16": 2.0**-9, "f16": 2.0**-11}
+
+
+def check(case: Case, threads: int = 2, target: targets.CpuTarget | None = None) -> list[torch.Tensor]:
+    inputs = case.inputs()
+    results = run_kernel(case.text(), inputs, target, threads)
+    depth = max(case.sizes.get("k", 1) * case.sizes.get("q", 1), 1)
+    for result, expected in zip(results, case.reference(inputs), strict=True):
+        scale = max(expected.abs().max().item(), depth**0.5) if expected.numel() else 1.0
+        bound = (EPSILON[case.accumulate] * (8 + 4 * depth**0.5) + 2 * EPSILON[case.out_dtype]) * scale
+        assert torch.isfinite(result).all()
+        torch.testing.assert_close(result.double(), expected, rtol=0, atol=bound)
+    return results
+
+
+LAYOUTS = ["mk,kn->mn", "mk,nk->mn", "km,kn->mn", "km,nk->mn"]
+SHAPES = [
+    (1, 1, 1), (6, 16, 4), (7, 17, 5), (12, 32, 64), (37, 45, 51), (5, 130, 33), (97, 15, 129), (64, 64, 32), (3, 257, 17),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_ragged(spec: str, shape: tuple[int, int, int]) -> None:
+    check(Case(spec, dict(zip("mnk", shape, strict=True))))
+
+
+@pytest.mark.parametrize("spec", LAYOUTS)
+def test_several_blocks_of_every_dimension(spec: str) -> None:
+    small = dataclasses.replace(targets.host(), l1=4 << 10, l2=16 << 10, l3=64 << 10)
+    check(Case(spec, {"m": 101, "n": 149, "k": 211}), target=small)
+    check(Case(spec, {"m": 96, "n": 160, "k": 256}), target=small)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 4), (5, 0, 4), (5, 4, 0), (0, 0, 0)], ids=str)
+def test_empty(shape: tuple[int, int, int]) -> None:
+    """No rows or columns: nothing happens. No k: the sum is its start."""
+    check(Case("mk,nk->mn", dict(zip("mnk", shape, strict=True)), epilogue="bias"))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f64"])
+@pytest.mark.parametrize("spec", LAYOUTS)
+def test_dtypes(spec: str, dtype: str) -> None:
+    check(Case(spec, {"m": 37, "n": 45, "k": 70}, dtype=dtype))
+    check(Case(spec, {"m": 48, "n": 64, "k": 64}, dtype=dtype, out_dtype=dtype))
+
+
+@pytest.mark.parametrize("epilogue", ["bias", "row_bias", "scale", "relu_residual", "gelu", "gelu_backward", "mask"])
+@pytest.mark.parametrize("shape", [(48, 64, 40), (37, 45, 21), (3, 70, 64), (29, 37, 700)], ids=str)
+def test_epilogues(epilogue: str, shape: tuple[int, int, int]) -> None:
+    check(Case("mk,nk->mn", dict(zip("mnk", shape, strict=True)), epilogue=epilogue))
+
+
+def test_epilogue_rounds_to_bf16() -> None:
+    check(Case("mk,nk->mn", {"m": 33, "n": 50, "k": 40}, dtype="bf16", out_dtype="bf16", epilogue="gelu"))
+
+
+@pytest.mark.parametrize("k", [24, 900])
+def test_accumulates_into_an_input(k: int) -> None:
+    check(Case("km,kn->mn", {"m": 35, "n": 40, "k": k}, beta=True))
+    check(Case("km,kn->mn", {"m": 35, "n": 40, "k": k}, beta=True, epilogue="gelu"))
+
+
+@pytest.mark.parametrize("k", [24, 900])
+def test_result_in_place_of_the_start(k: int) -> None:
+    """`grad += X^T dY` with one buffer: sums of k blocks may not be kept where the start still lies."""
+    case = Case("km,kn->mn", {"m": 35, "n": 40, "k": k}, beta=True, inplace=True)
+    a, b, start = case.inputs()
+    expected = case.reference([a, b, start])[0]
+    kernel = load_kernel(case.text())
+    kernel.call([a, b, start], [start])
+    torch.testing.assert_close(start.double(), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "bmk,bkn->bmn",
+        "bmk,bnk->bmn",
+        "bkm,bkn->bmn",
+        "mbk,nbk->bmn",  # heads between rows: attention's scores from [T, H, D]
+        "bmk,bnk->mbn",  # and its output back to [T, H, D]
+        "bmk,bnk->bnm",  # the result transposed: operands change sides
+        "bmk,nk->bmn",  # rows of a batch times one matrix: batch and m are one dimension
+        "bmk,hnk->bhmn",  # head split on the way out: n = (h, n), m = (b, m)
+        "bhmk,hnk->bmn",  # head merge: k = (h, k)
+        "bmk,bmn->kn",  # weight gradient over (b, m)
+        "bhmk,bhnk->bmhn",
+    ],
+)
+@pytest.mark.parametrize("sizes", [{"b": 3, "h": 2, "m": 13, "n": 20, "k": 24}, {"b": 2, "h": 3, "m": 16, "n": 24, "k": 9}])
+def test_batches_and_head_splits(spec: str, sizes: dict[str, int]) -> None:
+    letters = set(spec) - set(",->")
+    check(Case(spec, {c: v for c, v in sizes.items() if c in letters}))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("width", [7, 16])
+def test_convolution_windows(stride: int, width: int) -> None:
+    """x[b, c, (s*p + q), (s*r + t)] * w[m, c, q, t] -> y[b, m, p, r], and the gradient of w."""
+    x = f"bk({stride}p+q)({stride}r+t)"
+    sizes = {"b": 2, "k": 3, "p": 5, "q": 3, "r": width, "t": 3, "m": 10}
+    check(Case(f"{x},mkqt->bmpr", sizes))
+    check(Case(f"{x},bmpr->mkqt", sizes))
+
+
+@pytest.mark.parametrize("m", range(1, 9))
+@pytest.mark.parametrize("spec", ["mk,nk->mn", "mk,kn->mn"])
+def test_few_rows(spec: str, m: int) -> None:
+    check(Case(spec, {"m": m, "n": 70, "k": 99}, epilogue="gelu"))
+    check(Case(spec, {"m": m, "n": 33, "k": 64}, dtype="bf16"))
+
+
+def test_matrix_times_vector() -> None:
+    check(Case("nk,k->n", {"n": 50, "k": 65}))
+    check(Case("kn,k->n", {"n": 50, "k": 65}))
+    check(Case("k,k->", {"k": 65}))
+    check(Case("m,n->mn", {"m": 9, "n": 21}))
+
+
+def test_long_k_in_chunks() -> None:
+    many = dataclasses.replace(targets.host(), cores=2)
+    case = Case("km,kn->mn", {"m": 6, "n": 16, "k": 20000}, epilogue="gelu")
+    schedule = _schedule(case, many)
+    assert schedule.k_chunks > 1
+    check(case, target=many)
+
+
+def _schedule(case: Case, target: targets.CpuTarget):
+    from nova import mlir
+    from nova.cpu.compile import find_kernel
+
+    module = mlir.parse(case.text())
+    with mlir.context():
+        return schedule_contraction(contraction_form.problem_of(contraction_form.read(find_kernel(module))), target)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("mk,kn->mn", {"m": 300, "n": 301, "k": 302}),
+        Case("mk,nk->mn", {"m": 60, "n": 1000, "k": 300}, epilogue="gelu"),
+        Case("bmk,bnk->bmn", {"b": 7, "m": 64, "n": 64, "k": 64}),
+        Case("mk,nk->mn", {"m": 4, "n": 2000, "k": 300}),
+        Case("km,kn->mn", {"m": 6, "n": 16, "k": 50000}),
+    ],
+    ids=lambda case: case.spec,
+)
+def test_bits_do_not_depend_on_the_number_of_threads(case: Case) -> None:
+    inputs = case.inputs()
+    one, two = (run_kernel(case.text(), inputs, threads=n) for n in (1, 2))
+    assert all(torch.equal(x, y) for x, y in zip(one, two, strict=True))
+
+
+def test_more_cores_than_the_machine_has() -> None:
+    """A schedule for many cores runs on fewer threads: groups of N, chunks of K, small units."""
+    wide = dataclasses.replace(targets.host(), cores=16, fork_seconds=0.0)
+    check(Case("mk,nk->mn", {"m": 200, "n": 500, "k": 300}, epilogue="relu_residual"), target=wide)
+    check(Case("km,kn->mn", {"m": 20, "n": 30, "k": 9000}), target=wide)
+
+
+def test_not_a_number_and_infinity_propagate() -> None:
+    case = Case("mk,nk->mn", {"m": 20, "n": 40, "k": 30}, epilogue="relu_residual")
+    inputs = case.inputs()
+    inputs[0][3, 7], inputs[0][5, 2] = float("nan"), float("inf")
+    (result,) = run_kernel(case.text(), inputs)
+    (expected,) = case.reference(inputs)
+    assert result[3].isnan().all()
+    assert torch.equal(torch.isfinite(result), torch.isfinite(expected))
+    rows = [r for r in range(20) if r not in (3, 5)]
+    torch.testing.assert_close(result[rows].double(), expected[rows], rtol=0, atol=1e-4)
+
+
+def test_nothing_outside_the_result_is_written_or_read() -> None:
+    """The operands end at the edge of their allocation, the result has guard values on both sides."""
+    case = Case("mk,kn->mn", {"m": 13, "n": 29, "k": 31})
+    a, b = case.inputs()
+    guarded = poisoned([64 + 13 * 29 + 64], torch.float32)
+    guarded.fill_(7.0)
+    out = guarded[64 : 64 + 13 * 29].view(13, 29)
+    load_kernel(case.text()).call([a, b], [out])
+    torch.testing.assert_close(out.double(), case.reference([a, b])[0], rtol=0, atol=1e-4)
+    assert (guarded[:64] == 7).all() and (guarded[-64:] == 7).all()
+
+
+def test_a_body_that_is_not_a_product_is_refused() -> None:
+    from nova import mlir
+    from nova.cpu.compile import find_kernel
+    from nova.errors import CompileError
+
+    text = Case("mk,kn->mn", {"m": 4, "n": 4, "k": 4}).text().replace("arith.mulf", "arith.subf")
+    module = mlir.parse(text)
+    with mlir.context(), pytest.raises(CompileError, match="mulf and addf"):
+        contraction.lower(find_kernel(module), targets.host())
