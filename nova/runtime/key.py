@@ -135,8 +135,8 @@ class _Structure:
         attributes = operation.attributes
         if "sym_name" in attributes:  # a definition claims its number where it stands
             self.number(f"@{attributes['sym_name'].value}")
-        named = sorted(((a.name, a.attr) for a in attributes), key=lambda pair: pair[0])
-        text = ", ".join(self.attribute(name, attr) for name, attr in named if name not in _IGNORED)
+        names = sorted(getattr(a, "name", a) for a in attributes)  # the bindings' maps iterate over one or the other
+        text = ", ".join(self.attribute(name, attributes[name]) for name in names if name not in _IGNORED)
         operands = ", ".join(self.value(v) for v in operation.operands)
         results = ", ".join(f"{self.value(r)}: {r.type}" for r in operation.results)
         yield f"{'  ' * depth}{results} = {operation.name}({operands}) {{{text}}}"

@@ -92,11 +92,16 @@ def _text(attributes: Any, name: str) -> str:
 
 
 def _kernel_fields(function: Any) -> dict[str, Any]:
-    """In-place pairs, tensor count and error message of a kernel, from its declaration."""
+    """What the declaration of a kernel says: its body's name, in-place pairs, tensor count, error message."""
     attributes = function.attributes
-    fields: dict[str, Any] = {"inplace": [], "raises": _text(attributes, "nova.raises")}
+    symbol = _text(attributes, "sym_name")
+    fields: dict[str, Any] = {
+        "target": _text(attributes, "nova.body") or symbol,  # one multi-tensor body serves any number of tensors
+        "inplace": [],
+        "raises": _text(attributes, "nova.raises"),
+    }
     if "nova.inplace" in attributes:
-        fields["inplace"] = [tuple(int(ir.IntegerAttr(i).value) for i in pair) for pair in attributes["nova.inplace"]]
+        fields["inplace"] = [tuple(int(getattr(i, "value", i)) for i in pair) for pair in attributes["nova.inplace"]]
     if "nova.count" in attributes:
         fields["count"] = int(ir.IntegerAttr(attributes["nova.count"]).value)
     return fields
@@ -165,11 +170,13 @@ class _Reader:
     def _kernel_call(self, operation: Any, operands: list[int]) -> None:
         symbol = operation.attributes["callee"].value
         if symbol not in self.kernel_fields:
-            self.kernel_fields[symbol] = _kernel_fields(self.functions[symbol]) if symbol in self.functions else {}
+            if symbol not in self.functions:
+                raise CompileError(f"@step calls @{symbol}, which is not declared")
+            self.kernel_fields[symbol] = _kernel_fields(self.functions[symbol])
         fields = self.kernel_fields[symbol]
         results = [self.define(result, name=symbol) for result in operation.results]
-        source = source_of(operation.location) if fields.get("raises") else ""
-        self.graph.calls.append(GraphCall("kernel", symbol, operands, results, source=source, **fields))
+        source = source_of(operation.location) if fields["raises"] else ""
+        self.graph.calls.append(GraphCall("kernel", operands=operands, results=results, source=source, **fields))
 
     def _aten_call(self, operation: Any, operands: list[int]) -> None:
         attributes = operation.attributes
