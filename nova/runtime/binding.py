@@ -344,7 +344,8 @@ class PointerTable:
         self._relocations = [list(entries) for entries in relocations]
         count = len(relocations)
         self._bases = (ctypes.c_int64 * max(count, 1))(*([-1] * count))
-        starts, flat = [0], []
+        starts: list[int] = [0]
+        flat: list[int] = []
         for entries in relocations:
             for slot, offset in entries:
                 flat += [slot, offset]
@@ -357,7 +358,8 @@ class PointerTable:
         self._pack_records()
 
     def _pack_records(self) -> None:
-        starts, flat = [], []
+        starts: list[int] = []
+        flat: list[int] = []
         for record in self._records:
             starts.append(len(flat))
             flat += record

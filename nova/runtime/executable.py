@@ -32,10 +32,14 @@ _SEED_MASK = (1 << 64) - 1
 class Kernel(Protocol):
     """What is needed of a compiled kernel (`nova.cpu.compile.KernelObject` is one)."""
 
-    name: str
-    entry: str
-    object_code: bytes
-    workspace: int
+    @property
+    def name(self) -> str: ...
+    @property
+    def entry(self) -> str: ...
+    @property
+    def object_code(self) -> bytes: ...
+    @property
+    def workspace(self) -> int: ...
 
 
 @dataclass(frozen=True)

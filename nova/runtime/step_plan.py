@@ -333,7 +333,7 @@ class _StepPlanner:
             elif value.kind == "temp":
                 values.append(memory.Value(value.nbytes, "temp", value.view_of, value.name))
             else:
-                kind = "input" if value.kind == "tensor" else "constant"
+                kind: Literal["input", "constant"] = "input" if value.kind == "tensor" else "constant"
                 values.append(memory.Value(value.nbytes, kind, value.view_of, value.name))
         calls = []
         for call in self.graph.calls:

@@ -17,12 +17,12 @@ import select
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 IDLE_SECONDS = 120.0  # a worker holds about 150 MB: it goes when nothing has been compiled for this long
 
 
-def write_frame(stream: BinaryIO, header: dict[str, Any], body: bytes = b"") -> None:
+def write_frame(stream: IO[bytes], header: dict[str, Any], body: bytes = b"") -> None:
     text = json.dumps(header).encode()
     stream.write(len(text).to_bytes(4, "little") + len(body).to_bytes(8, "little") + text + body)
     stream.flush()

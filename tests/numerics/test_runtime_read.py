@@ -14,7 +14,8 @@ from tests.numerics import runtime_kernels as kernels
 STEP = """
 module {
   module @kernels {
-    func.func private @add_0(%a: tensor<6xf32>, %b: tensor<6xf32>, %y: tensor<6xf32>) -> tensor<6xf32> attributes {nova.kernel = "loops"} {
+    func.func private @add_0(%a: tensor<6xf32>, %b: tensor<6xf32>, %y: tensor<6xf32>) -> tensor<6xf32>
+        attributes {nova.kernel = "loops"} {
       return %a : tensor<6xf32>
     }
   }
@@ -35,8 +36,8 @@ module {
     %step = func.call @scale_0(%flat, %lr) : (tensor<6xf32>, tensor<f64>) -> tensor<6xf32>
     %new = func.call @add_0(%w, %step) : (tensor<6xf32>, tensor<6xf32>) -> tensor<6xf32>
     %shaped = "nova.reshape"(%new) : (tensor<6xf32>) -> tensor<2x3xf32>
-    %sum = "nova.aten_call"(%shaped) {SEGMENTS, op = "aten::sum.default", args = "{\\"args\\": [{\\"t\\": 0}], \\"kwargs\\": {}}"}
-        : (tensor<2x3xf32>) -> tensor<f32>
+    %sum = "nova.aten_call"(%shaped) {SEGMENTS, op = "aten::sum.default",
+        args = "{\\"args\\": [{\\"t\\": 0}], \\"kwargs\\": {}}"} : (tensor<2x3xf32>) -> tensor<f32>
     %flags = "nova.constant"() {value = dense<[true, false]> : tensor<2xi1>} : () -> tensor<2xi1>
     return %shaped, %new, %sum, %ok, %flags : tensor<2x3xf32>, tensor<6xf32>, tensor<f32>, tensor<5xi64>, tensor<2xi1>
   }
