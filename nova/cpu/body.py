@@ -175,6 +175,21 @@ def _float_op(function: Callable[..., Value]) -> Emitter:
     return emit
 
 
+def _extremum(function: Callable[..., Value]) -> Emitter:
+    """maximumf and minimumf. `ln.maximum` tests its first operand for NaN beside the chain of an accumulator, so an
+    accumulator, which is a block argument that feeds the yield, goes second."""
+
+    def emit(op: ir.Operation, operands: list[Value]) -> Value:
+        left, right = op.operands
+        if isinstance(left.owner, ir.Block) and not isinstance(right.owner, ir.Block):
+            operands = operands[::-1]
+        elif isinstance(left.owner, ir.Block) and left.arg_number > right.arg_number:
+            operands = operands[::-1]
+        return _float_op(function)(op, operands)
+
+    return emit
+
+
 def _select(op: ir.Operation, operands: list[Value]) -> Value:
     return ln.select(*operands)
 
@@ -258,3 +273,5 @@ EMITTERS: dict[str, Emitter] = {
     "builtin.unrealized_conversion_cast": _reinterpret,
 }
 EMITTERS.update({name: _float_op(function) for name, function in FLOAT_FUNCTIONS.items()})
+EMITTERS["arith.maximumf"] = _extremum(ln.maximum)
+EMITTERS["arith.minimumf"] = _extremum(ln.minimum)

@@ -66,7 +66,9 @@ def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-6) -> Non
     assert (got.double() - want.double()).norm() <= tolerance * want.double().norm().clamp(min=1e-30)
 
 
-torch.manual_seed(0)
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
 
 
 @pytest.mark.parametrize(
