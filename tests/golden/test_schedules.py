@@ -1,0 +1,174 @@
+"""The schedules of a GPT-2 124M step (8 x 1024 tokens), pinned: a change of the model shows here as a diff to judge.
+
+Pure functions of shape and target, so no GPU is needed. Each line is (kind, block, K step, warps, stages, K chunks).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from nova.schedule import target as targets
+from nova.schedule.attention import AttentionProblem, schedule_attention
+from nova.schedule.bandwidth import LoopProblem, schedule_loops
+from nova.schedule.contraction import row_major, schedule_contraction
+
+GPT2 = {
+    "qkv": (8192, 2304, 768, "nt"),
+    "proj": (8192, 768, 768, "nt"),
+    "fc1": (8192, 3072, 768, "nt"),
+    "fc2": (8192, 768, 3072, "nt"),
+    "head": (8192, 50304, 768, "nt"),
+    "dX(fc1)": (8192, 768, 3072, "nn"),
+    "dW(proj)": (768, 768, 8192, "tn"),
+    "dW(fc1)": (3072, 768, 8192, "tn"),
+    "square": (4096, 4096, 4096, "nn"),  # on the Ada board in TF32: the paper's 256 x 128 by 4 x 2 warps of 64 x 64
+}
+OTHERS = {
+    "512": (512, 512, 512, "nn"),
+    "2048": (2048, 2048, 2048, "nn"),
+    "mlp": (32, 64, 64, "nt"),
+    "mlp dX": (32, 64, 64, "nn"),
+    "mlp dW": (64, 64, 32, "tn"),
+    "one row": (1, 768, 768, "nt"),
+    "long k": (16, 16, 100000, "tn"),
+}
+
+GPU = {
+    ("rtx3060", "tf32", "qkv"): ("mma_sync", (128, 64), 16, (4, 2), 4, 1),
+    ("rtx3060", "tf32", "proj"): ("mma_sync", (128, 64), 16, (4, 2), 4, 1),
+    ("rtx3060", "tf32", "fc1"): ("mma_sync", (128, 64), 16, (4, 2), 4, 1),
+    ("rtx3060", "tf32", "fc2"): ("mma_sync", (128, 64), 16, (4, 2), 4, 1),
+    ("rtx3060", "tf32", "head"): ("mma_sync", (128, 64), 16, (4, 2), 4, 1),
+    ("rtx3060", "tf32", "dX(fc1)"): ("mma_sync", (128, 64), 16, (4, 2), 4, 1),
+    ("rtx3060", "tf32", "dW(proj)"): ("mma_sync", (128, 64), 32, (4, 2), 4, 1),
+    ("rtx3060", "tf32", "dW(fc1)"): ("mma_sync", (128, 32), 32, (8, 1), 4, 1),
+    ("rtx3060", "tf32", "square"): ("mma_sync", (128, 128), 32, (4, 2), 3, 1),
+    ("rtx3060", "bf16", "qkv"): ("mma_sync", (128, 64), 32, (4, 2), 4, 1),
+    ("rtx3060", "bf16", "proj"): ("mma_sync", (128, 64), 32, (4, 2), 4, 1),
+    ("rtx3060", "bf16", "fc1"): ("mma_sync", (128, 64), 32, (4, 2), 4, 1),
+    ("rtx3060", "bf16", "fc2"): ("mma_sync", (128, 64), 32, (4, 2), 4, 1),
+    ("rtx3060", "bf16", "head"): ("mma_sync", (128, 64), 32, (4, 2), 4, 1),
+    ("rtx3060", "bf16", "dX(fc1)"): ("mma_sync", (128, 64), 32, (4, 2), 4, 1),
+    ("rtx3060", "bf16", "dW(proj)"): ("mma_sync", (128, 64), 64, (4, 2), 4, 1),
+    ("rtx3060", "bf16", "dW(fc1)"): ("mma_sync", (128, 32), 64, (8, 1), 4, 1),
+    ("rtx3060", "bf16", "square"): ("mma_sync", (128, 128), 64, (4, 2), 3, 1),
+    ("rtx6000ada", "tf32", "qkv"): ("mma_sync", (128, 128), 32, (4, 2), 3, 1),
+    ("rtx6000ada", "tf32", "proj"): ("mma_sync", (128, 128), 32, (4, 2), 3, 1),
+    ("rtx6000ada", "tf32", "fc1"): ("mma_sync", (128, 128), 32, (4, 2), 3, 1),
+    ("rtx6000ada", "tf32", "fc2"): ("mma_sync", (128, 128), 32, (4, 2), 3, 1),
+    ("rtx6000ada", "tf32", "head"): ("mma_sync", (256, 128), 16, (4, 2), 4, 1),
+    ("rtx6000ada", "tf32", "dX(fc1)"): ("mma_sync", (128, 128), 32, (4, 2), 3, 1),
+    ("rtx6000ada", "tf32", "dW(proj)"): ("mma_sync", (128, 128), 32, (4, 2), 3, 8),
+    ("rtx6000ada", "tf32", "dW(fc1)"): ("mma_sync", (256, 128), 16, (4, 2), 4, 8),
+    ("rtx6000ada", "tf32", "square"): ("mma_sync", (256, 128), 16, (4, 2), 4, 1),
+    ("rtx6000ada", "bf16", "qkv"): ("mma_sync", (128, 128), 64, (4, 2), 3, 1),
+    ("rtx6000ada", "bf16", "proj"): ("mma_sync", (128, 128), 64, (4, 2), 3, 1),
+    ("rtx6000ada", "bf16", "fc1"): ("mma_sync", (128, 128), 64, (4, 2), 3, 1),
+    ("rtx6000ada", "bf16", "fc2"): ("mma_sync", (128, 128), 64, (4, 2), 3, 1),
+    ("rtx6000ada", "bf16", "head"): ("mma_sync", (256, 128), 32, (4, 2), 4, 1),
+    ("rtx6000ada", "bf16", "dX(fc1)"): ("mma_sync", (128, 128), 64, (4, 2), 3, 1),
+    ("rtx6000ada", "bf16", "dW(proj)"): ("mma_sync", (128, 128), 64, (4, 2), 3, 2),
+    ("rtx6000ada", "bf16", "dW(fc1)"): ("mma_sync", (256, 128), 32, (4, 2), 4, 1),
+    ("rtx6000ada", "bf16", "square"): ("mma_sync", (256, 128), 32, (4, 2), 4, 1),
+    ("h100", "tf32", "qkv"): ("wgmma", (192, 256), 32, (3, 1), 4, 1),
+    ("h100", "tf32", "proj"): ("wgmma", (192, 256), 32, (3, 1), 4, 1),
+    ("h100", "tf32", "fc1"): ("wgmma", (192, 256), 32, (3, 1), 4, 1),
+    ("h100", "tf32", "fc2"): ("wgmma", (192, 256), 32, (3, 1), 4, 1),
+    ("h100", "tf32", "head"): ("wgmma", (192, 256), 32, (3, 1), 4, 1),
+    ("h100", "tf32", "dX(fc1)"): ("mma_sync", (256, 128), 32, (4, 2), 4, 1),
+    ("h100", "tf32", "dW(proj)"): ("mma_sync", (256, 128), 32, (4, 2), 4, 16),
+    ("h100", "tf32", "dW(fc1)"): ("mma_sync", (256, 128), 32, (4, 2), 4, 8),
+    ("h100", "tf32", "square"): ("mma_sync", (256, 128), 32, (4, 2), 4, 1),
+    ("h100", "bf16", "qkv"): ("wgmma", (192, 256), 64, (3, 1), 4, 1),
+    ("h100", "bf16", "proj"): ("wgmma", (192, 256), 64, (3, 1), 4, 1),
+    ("h100", "bf16", "fc1"): ("wgmma", (192, 256), 64, (3, 1), 4, 1),
+    ("h100", "bf16", "fc2"): ("wgmma", (192, 256), 64, (3, 1), 4, 1),
+    ("h100", "bf16", "head"): ("wgmma", (192, 256), 64, (3, 1), 4, 1),
+    ("h100", "bf16", "dX(fc1)"): ("wgmma", (192, 256), 64, (3, 1), 4, 1),
+    ("h100", "bf16", "dW(proj)"): ("wgmma", (192, 192), 64, (3, 1), 4, 8),
+    ("h100", "bf16", "dW(fc1)"): ("wgmma", (192, 192), 64, (3, 1), 4, 2),
+    ("h100", "bf16", "square"): ("wgmma", (192, 256), 64, (3, 1), 4, 1),
+    ("h200", "tf32", "qkv"): ("wgmma", (192, 256), 32, (3, 1), 4, 1),
+    ("h200", "tf32", "proj"): ("wgmma", (192, 256), 32, (3, 1), 4, 1),
+    ("h200", "tf32", "fc1"): ("wgmma", (192, 256), 32, (3, 1), 4, 1),
+    ("h200", "tf32", "fc2"): ("wgmma", (192, 256), 32, (3, 1), 4, 1),
+    ("h200", "tf32", "head"): ("wgmma", (192, 256), 32, (3, 1), 4, 1),
+    ("h200", "tf32", "dX(fc1)"): ("mma_sync", (256, 128), 32, (4, 2), 4, 1),
+    ("h200", "tf32", "dW(proj)"): ("mma_sync", (256, 128), 32, (4, 2), 4, 16),
+    ("h200", "tf32", "dW(fc1)"): ("mma_sync", (256, 128), 32, (4, 2), 4, 8),
+    ("h200", "tf32", "square"): ("mma_sync", (256, 128), 32, (4, 2), 4, 1),
+    ("h200", "bf16", "qkv"): ("wgmma", (192, 256), 64, (3, 1), 4, 1),
+    ("h200", "bf16", "proj"): ("wgmma", (192, 256), 64, (3, 1), 4, 1),
+    ("h200", "bf16", "fc1"): ("wgmma", (192, 256), 64, (3, 1), 4, 1),
+    ("h200", "bf16", "fc2"): ("wgmma", (192, 256), 64, (3, 1), 4, 1),
+    ("h200", "bf16", "head"): ("wgmma", (192, 256), 64, (3, 1), 4, 1),
+    ("h200", "bf16", "dX(fc1)"): ("wgmma", (192, 256), 64, (3, 1), 4, 1),
+    ("h200", "bf16", "dW(proj)"): ("wgmma", (192, 192), 64, (3, 1), 4, 8),
+    ("h200", "bf16", "dW(fc1)"): ("wgmma", (192, 192), 64, (3, 1), 4, 2),
+    ("h200", "bf16", "square"): ("wgmma", (192, 256), 64, (3, 1), 4, 1),
+}
+
+# (kind, register tile, cache block, K step, packed operands, split dimension, threads, K chunks) on two Zen 3 cores
+CPU = {
+    "512": ("tiled", (6, 16), (192, 512), 256, (True, True), "m", 2, 1),
+    "2048": ("tiled", (6, 16), (150, 2048), 344, (True, True), "m", 2, 1),
+    "fc1": ("tiled", (6, 16), (132, 3072), 384, (True, True), "m", 2, 1),
+    "fc2": ("tiled", (6, 16), (132, 768), 384, (True, True), "m", 2, 1),
+    "head": ("tiled", (6, 16), (132, 5456), 384, (True, True), "n", 2, 1),
+    "dW(fc1)": ("tiled", (6, 16), (138, 768), 376, (True, True), "m", 2, 1),
+    "mlp": ("tiled", (4, 16), (32, 64), 64, (False, True), "m", 1, 1),
+    "mlp dX": ("tiled", (4, 16), (32, 64), 64, (False, False), "m", 1, 1),
+    "mlp dW": ("tiled", (6, 16), (66, 64), 32, (False, False), "m", 1, 1),
+    "one row": ("dot", (1, 8), (1, 64), 768, (False, False), "n", 2, 1),
+    "long k": ("tiled", (6, 16), (18, 16), 384, (False, True), "m", 2, 4),
+}
+
+
+@pytest.mark.parametrize("key", GPU, ids="-".join)
+def test_gpu_contractions(key: tuple[str, str, str]) -> None:
+    board, dtype, name = key
+    m, n, k, layout = GPT2[name]
+    operand, compute = ("f32", "tf32") if dtype == "tf32" else (dtype, "")
+    problem = row_major(m, n, k, dtype=operand, layout=layout, compute=compute)
+    s = schedule_contraction(problem, targets.by_name(board))
+    assert (s.kind, s.workgroup, s.reduction, s.warps, s.stages, s.k_chunks) == GPU[key], s.reasons
+
+
+@pytest.mark.parametrize("name", CPU)
+def test_cpu_contractions(name: str) -> None:
+    m, n, k, layout = (GPT2 | OTHERS)[name]
+    s = schedule_contraction(row_major(m, n, k, layout=layout), targets.CPU_PRESETS["zen3"])
+    found = (s.kind, s.subgroup, s.workgroup, s.reduction, s.promoted, s.split, s.threads, s.k_chunks)
+    assert found == CPU[name], s.reasons
+
+
+def test_the_papers_listing() -> None:
+    s = schedule_contraction(row_major(4096, 4096, 4096, compute="tf32"), targets.by_name("rtx6000ada"))
+    assert (s.workgroup, s.subgroup, s.warps) == ((256, 128), (64, 64), (4, 2))
+    assert s.intrinsic == "MMA_SYNC_TF32_16x8x8"
+    assert any("above the balance point" in reason for reason in s.reasons)
+
+
+def test_below_the_balance_point_the_tile_is_spread_not_shrunk() -> None:
+    """A contraction that main memory bounds keeps its tile and takes more warps."""
+    s = schedule_contraction(row_major(4096, 4096, 64, dtype="bf16"), targets.by_name("rtx6000ada"))
+    assert any("below the balance point" in reason for reason in s.reasons), s.reasons
+    assert s.warps[0] * s.warps[1] == 8
+
+
+def test_layer_norm_streams_its_output_past_the_cache() -> None:
+    size = 8192 * 768 * 4
+    problem = LoopProblem(8192, 768, size, size, 8192 * 768 * 10.0, row_reductions=2)
+    zen = schedule_loops(problem, targets.CPU_PRESETS["zen3"])
+    small_cache = schedule_loops(problem, targets.cpu("small", cores=2, ghz=2.5, l3=8 << 20))
+    assert not zen.nontemporal and small_cache.nontemporal and small_cache.prefetch
+    h200 = schedule_loops(problem, targets.by_name("h200"))
+    assert (h200.vector, h200.rows_per_block) == (4, 1)
+    assert h200.seconds == pytest.approx(2 * size / 4.8e12, rel=0.5)
+
+
+def test_attention_fits_every_board() -> None:
+    for board in targets.PRESETS:
+        for dim in (32, 64, 128, 256):
+            problem = AttentionProblem(8, 12, 12, 1024, 1024, dim, dim, "bf16", causal=True)
+            assert schedule_attention(problem, targets.by_name(board)).shared_bytes <= targets.PRESETS[board].smem_block
