@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from nova.runtime import orc
@@ -376,8 +377,9 @@ class PointerTable:
     def set_base(self, index: int, address: int) -> None:
         if self._bases[index] != address:
             self._bases[index] = address
-            for slot, offset in self._relocations[index]:
-                self.table[slot] = address + offset
+            if self._relocations[index]:
+                slots, offsets = np.array(self._relocations[index], dtype=np.int64).T
+                np.frombuffer(self.table, dtype=np.int64)[slots] = offsets + address
 
     def bind(self, tensors: Sequence[torch.Tensor], first: int, expected: Sequence[Expected]) -> int:
         """Points bases `first`, `first + 1`, ... at the tensors. Returns how many moved since the last call."""

@@ -19,10 +19,10 @@ import torch
 
 from nova.errors import NovaError
 from nova.runtime import memory, orc, step_program
+from nova.runtime.arena import Arena, acquire
 from nova.runtime.binding import Expected, PointerTable
 from nova.runtime.dtypes import contiguous_strides, torch_dtype
 from nova.runtime.fallback import Fallback, StepMemory
-from nova.runtime.packing import ALIGNMENT
 from nova.runtime.step_plan import ERROR_BYTES, AtenCall, KernelCall, StepGraph, StepPlan, TensorRef, plan_step
 
 _EXCEPTIONS = {"IndexError": IndexError, "RuntimeError": RuntimeError, "ValueError": ValueError}
@@ -83,6 +83,7 @@ class Executable:
         self._step_object, self._constants_bytes = step_object, constants
         self.memory_plan: memory.MemoryPlan | None = None  # only in the process that planned it
         self._lock = threading.Lock()
+        self._arena: Arena | None = None
         self._scalar_block = (ctypes.c_double * max(plan.scalars + plan.seeded, 1))()
         self._pack_scalars = struct.Struct(f"{plan.scalars}d").pack_into
         self._seed = ctypes.c_uint64.from_buffer(self._scalar_block, 8 * plan.scalars) if plan.seeded else None
@@ -138,17 +139,16 @@ class Executable:
         self._table.set_base(plan.scalar_block, ctypes.addressof(self._scalar_block))
         self._table.set_base(plan.errors, ctypes.addressof(self._errors))
 
-    def _allocate_arena(self) -> None:
-        arena = torch.empty(self.plan.arena_bytes + ALIGNMENT, dtype=torch.uint8)
-        shift = -arena.data_ptr() % ALIGNMENT
-        self._memory.arena = arena[shift : shift + self.plan.arena_bytes]
-        self._table.set_base(self.plan.arena, self._memory.arena.data_ptr())
+    def _move_to(self, arena: Arena) -> None:
+        self._arena = arena
+        self._memory.move_to(arena.tensor)
+        self._table.set_base(self.plan.arena, arena.address)
 
     def release_arena(self) -> None:
-        """Gives the arena back to PyTorch; the next call allocates it again."""
+        """Lets go of the arena; the next call finds or allocates one."""
         with self._lock:
-            self._memory.arena = None
-            self._memory.forget_views()
+            self._arena = None
+            self._memory.move_to(None)
 
     # -- the hot path
 
@@ -162,19 +162,23 @@ class Executable:
                     f"the compiled step takes {len(self._inputs)} tensors and {self.plan.scalars} numbers, "
                     f"got {len(inputs)} and {len(scalars)}"
                 )
-            if self._memory.arena is None:
-                self._allocate_arena()
             self._pack_scalars(self._scalar_block, 0, *scalars)
             if self._seed is not None:
                 self._seed.value = seed & _SEED_MASK
             new = torch.empty_strided
             outputs = [new(shape, strides, dtype=dtype) for shape, strides, dtype in self._allocations]
-            if self._needs_python:
-                return self._run_with_python(inputs, outputs)
-            stopped = self._table.run(inputs, outputs, self._expected, self._step_address, self._step)
-            if stopped:
-                self._raise(stopped)
-            return outputs
+            arena = acquire(self.plan.arena_bytes, self._arena)
+            try:
+                if arena is not self._arena:
+                    self._move_to(arena)
+                if self._needs_python:
+                    return self._run_with_python(inputs, outputs)
+                stopped = self._table.run(inputs, outputs, self._expected, self._step_address, self._step)
+                if stopped:
+                    self._raise(stopped)
+                return outputs
+            finally:
+                arena.busy.release()
 
     def _run_with_python(self, inputs: Sequence[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """The same with callbacks into PyTorch, or with outputs in strides that are not row-major."""

@@ -57,7 +57,8 @@ class StepMemory:
             self._views[tensor] = window.view(tensor.shape)
         return self._views[tensor]
 
-    def forget_views(self) -> None:
+    def move_to(self, arena: torch.Tensor | None) -> None:
+        self.arena = arena
         self._views.clear()
 
 

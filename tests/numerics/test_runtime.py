@@ -329,6 +329,47 @@ def test_dropped_executable_frees_arena_and_keeps_no_input():
         gc.enable()
 
 
+def chain(n: int) -> Executable:
+    """((x + x) + x) * x through the arena."""
+    b = Builder()
+    x = b.input(n)
+    first = b.call(kernels.add(n), [x, x], (n,))
+    second = b.call(kernels.add(n), [first, x], (n,))
+    b.output(b.call(kernels.mul(n), [second, x], (n,)))
+    return b.link()
+
+
+def test_executables_share_one_arena_and_the_last_one_frees_it():
+    gc.collect()
+    small, large = chain(64), chain(256)
+    x, y = torch.randn(64), torch.randn(256)
+    assert torch.equal(small([x])[0], (x + x + x) * x)
+    assert torch.equal(large([y])[0], (y + y + y) * y)
+    assert small._arena is not large._arena
+    for _ in range(2):
+        assert torch.equal(small([x])[0], (x + x + x) * x)
+        assert torch.equal(large([y])[0], (y + y + y) * y)
+        assert small._arena is large._arena
+    alive = weakref.ref(large._arena)
+    del large
+    assert alive() is not None and torch.equal(small([x])[0], (x + x + x) * x)
+    del small
+    assert alive() is None
+
+
+def test_steps_that_run_at_once_have_arenas_of_their_own():
+    first, second = chain(64), chain(64)
+    x = torch.randn(64)
+    first([x])
+    assert first._arena.busy.acquire(blocking=False)  # as if `first` were running in another thread
+    try:
+        assert torch.equal(second([x])[0], (x + x + x) * x)
+        assert second._arena is not first._arena
+    finally:
+        first._arena.busy.release()
+    assert torch.equal(first([x])[0], (x + x + x) * x)
+
+
 def test_calls_from_several_threads_do_not_mix():
     step = sgd_step().link()
     wrong = []
