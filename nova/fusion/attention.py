@@ -93,24 +93,24 @@ def read_view(value: ir.Value) -> View:
     base = read_view(owner.operands[0])
     if owner.name == "nova.transpose":
         strides = tuple(base.strides[axis] for axis in attributes["permutation"])
-        return View(base.root, shape, base.offset, strides)
+        return View(base.root, shape, base.offset, split)
     if owner.name == "nova.slice":
         starts, steps = attributes["starts"], attributes["strides"]
         offset = base.offset + sum(start * s for start, s in zip(starts, base.strides, strict=True))
         return View(base.root, shape, offset, tuple(s * n for s, n in zip(base.strides, steps, strict=True)))
     if owner.name == "nova.broadcast":
-        strides = [0] * len(shape)
+        repeated = [0] * len(shape)
         for axis, dim in enumerate(attributes["dims"]):
-            strides[dim] = base.strides[axis] if base.shape[axis] == shape[dim] else 0
-        return View(base.root, shape, base.offset, tuple(strides))
+            repeated[dim] = base.strides[axis] if base.shape[axis] == shape[dim] else 0
+        return View(base.root, shape, base.offset, tuple(repeated))
     if owner.name == "nova.as_strided":
         if (base.offset, base.strides) != (0, dense_strides(base.shape)):
             raise CompileError("lower-attention: as_strided of a view")
         return View(base.root, shape, attributes["offset"], tuple(attributes["stride"]))
-    strides = reshaped_strides(base.shape, base.strides, shape)
-    if strides is None:
+    split = reshaped_strides(base.shape, base.strides, shape)
+    if split is None:
         raise CompileError(f"lower-attention: reshape of {list(base.shape)} to {list(shape)} is no view")
-    return View(base.root, shape, base.offset, strides)
+    return View(base.root, shape, base.offset, split)
 
 
 def written_views(returned: ir.Value, result: int) -> Iterator[tuple[ir.Value, View]]:
@@ -129,10 +129,10 @@ def written_views(returned: ir.Value, result: int) -> Iterator[tuple[ir.Value, V
             pending.append((owner.operands[0], View(result, source_shape, view.offset, tuple(strides))))
         elif name == "nova.reshape":
             source_shape = describe(owner.operands[0].type).shape
-            strides = reshaped_strides(view.shape, view.strides, source_shape)
-            if strides is None:
+            split = reshaped_strides(view.shape, view.strides, source_shape)
+            if split is None:
                 raise CompileError(f"lower-attention: result reshape {owner} is no view")
-            pending.append((owner.operands[0], View(result, source_shape, view.offset, strides)))
+            pending.append((owner.operands[0], View(result, source_shape, view.offset, split)))
         elif name == "nova.concat":
             dim, position = attribute_value(owner.attributes["dim"]), 0
             for part in owner.operands:
@@ -146,10 +146,12 @@ def written_views(returned: ir.Value, result: int) -> Iterator[tuple[ir.Value, V
 
 def run(module: ir.Module, options: Any = None) -> ir.Module:
     """Rewrites every function that holds an attention op, in place."""
-    target = options if isinstance(options, targets.Target) else getattr(options, "target", None) or targets.by_name("zen3")
+    target = options if isinstance(options, targets.Target) else getattr(options, "target", None)
+    target = target or targets.by_name("zen3")
     with context(), ir.Location.unknown():
         for function in list(_functions(module.operation)):
-            ops = [op.operation for op in function.regions[0].blocks[0].operations] if function.regions[0].blocks else []
+            blocks = function.regions[0].blocks
+            ops = [op.operation for op in blocks[0].operations] if len(blocks) else []
             attention = [op for op in ops if op.name in ("nova.attention", "nova.attention_backward")]
             if len(attention) > 1:
                 raise CompileError(f"lower-attention: {len(attention)} attention ops in one kernel")
@@ -209,7 +211,7 @@ def _lower(function: ir.Operation, op: ir.Operation, terminator: ir.Operation, t
 def _writes(op: ir.Operation, terminator: ir.Operation, produced: Sequence[str]) -> dict[str, View]:
     """Where each result of the op goes; results nobody returns are absent."""
     writes: dict[str, View] = {}
-    results = {result: name for result, name in zip(op.results, produced, strict=False)}
+    results = dict(zip(op.results, produced, strict=False))
     for number, returned in enumerate(terminator.operands):
         for value, view in written_views(returned, number):
             name = results.get(value)

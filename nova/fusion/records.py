@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nova.dialect.base import REGISTRY, attribute_value
+from nova.dialect.base import REGISTRY, SEGMENT_SIZES, attribute_value, segment_texts
 from nova.dialect.types import BYTES, MLIR_NAMES, Shape, describe, numel
 from nova.mlir import ir
 
@@ -125,7 +125,11 @@ def read(func_op: ir.OpView) -> Function:
         if name == "func.return":
             function.outputs = operands
             break
-        attrs = {key: attribute_value(attribute) for key, attribute in operation.attributes.items()}
+        attrs = {
+            key: attribute_value(attribute)
+            for key, attribute in operation.attributes.items()
+            if key not in SEGMENT_SIZES
+        }
         op = Op(name.removeprefix("nova."), operands, attrs, operation.location)
         for result in operation.results:
             described = describe(result.type) if _static(result.type) else None
@@ -184,6 +188,8 @@ def op_text(op: Op, names: dict[Value, str], location: bool = False, extra: str 
     spec = REGISTRY.get(op.name)
     kinds = spec.attrs if spec else {}
     attrs = [f"{key} = {attribute_text(kinds.get(key), value)}" for key, value in op.attrs.items()]
+    sides = ([(v.shape, v.dtype) for v in values] for values in (op.operands, op.results))
+    attrs += segment_texts(op.name, *sides, op.attrs)
     if extra:
         attrs.append(extra)
     operands = ", ".join(names[v] for v in op.operands)

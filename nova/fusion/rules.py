@@ -154,7 +154,8 @@ def _batch_norm_backward(space: Space, op: Op, operands: list[Instance]) -> list
 def _sce(space: Space, op: Op, operands: list[Instance]) -> list[Dims]:
     x, target = operands[0].dims, operands[1].dims
     space.unify(x[0], target[0])
-    for weight in operands[2:]:
+    for position, weight in enumerate(operands[2:], 2):
+        in_memory(space, op.operands[position])
         space.unify(x[1], weight.dims[0])
     space.reduce(op, x, [1])
     if op.attrs["reduction"] == 0:
@@ -172,7 +173,8 @@ def _sce_backward(space: Space, op: Op, operands: list[Instance]) -> list[Dims]:
     space.unify(x[0], lse[0])
     if dloss:
         space.unify(x[0], dloss[0])
-    for weight in operands[4:]:
+    for position, weight in enumerate(operands[4:], 4):
+        in_memory(space, op.operands[position])
         space.unify(x[1], weight.dims[0])
     if op.attrs["has_weight"] and op.attrs["label_smoothing"]:
         space.reduce(op, x, [1])  # the sum of the weights, once a row
@@ -197,6 +199,68 @@ def _linear(space: Space, op: Op, operands: list[Instance]) -> list[Dims]:
         space.unify(weight[0], bias.dims[0])
     result: Dims = [*x[:-1], weight[0]]
     space.reduce(op, [*result, x[-1]], [len(result)])
+    return [result]
+
+
+def _sliding(space: Space, op: Op, x: Instance, outs: Dims, taps: Dims, channels: list[Atom], images: list[Atom]) -> Instance:
+    """x [N,C,*S] as a convolution walks it: images, channels, and per spatial dimension a position and a tap."""
+    if x.base is None:
+        raise Mismatch("slides a window over a value computed in the same kernel")
+    spatial = len(outs)
+    strides = [(atom, stride) for atom, stride in space.final_strides(x).items()]
+    kept = set(space.loops(x.dims[:2]))
+    strides = [(atom, stride) for atom, stride in strides if atom in kept]
+    for axis in range(spatial):
+        step = space.stride_of(x, x.dims[2 + axis])
+        for atoms, factor in ((outs[axis], op.attrs["stride"][axis]), (taps[axis], op.attrs["dilation"][axis])):
+            distance = step * factor
+            for leaf in reversed(space.leaves(atoms)):
+                strides.append((leaf, distance))
+                distance *= leaf.size
+    dims = [images, channels, *([*o, *t] for o, t in zip(outs, taps, strict=True))]
+    return Instance(dims, x.base, x.offset, strides)
+
+
+def _split_channels(space: Space, atoms: list[Atom], groups: int, each: int) -> tuple[list[Atom], list[Atom]]:
+    """(group, channel in the group) of a channel dimension."""
+    group = [Atom(groups)] if groups != 1 else []
+    inner = [Atom(each)] if each != 1 else []
+    space.unify(atoms, [*group, *inner])
+    return group, inner
+
+
+@rule("convolution")
+def _convolution(space: Space, op: Op, operands: list[Instance]) -> list[Dims]:
+    x, weight = operands
+    if any(op.attrs["padding"]) or op.attrs["transposed"]:
+        raise Mismatch("pads")
+    groups, shape = op.attrs["groups"], op.operands[1].shape
+    group, channel = _split_channels(space, x.dims[1], groups, shape[1])
+    space.unify(channel, weight.dims[1])
+    weight_group, _ = _split_channels(space, weight.dims[0], groups, shape[0] // groups)
+    space.unify(group, weight_group)
+    outs, taps = fresh(op.results[0].shape[2:]), weight.dims[2:]
+    operands[0] = _sliding(space, op, x, outs, taps, x.dims[1], x.dims[0])
+    result: Dims = [x.dims[0], weight.dims[0], *outs]
+    space.reduce(op, [*result, channel, *taps], range(len(result), len(result) + 1 + len(taps)))
+    return [result]
+
+
+@rule("convolution_backward_weight")
+def _convolution_backward_weight(space: Space, op: Op, operands: list[Instance]) -> list[Dims]:
+    dy, x = operands
+    if any(op.attrs["padding"]) or op.attrs["transposed"]:
+        raise Mismatch("pads")
+    groups, shape = op.attrs["groups"], op.results[0].shape
+    space.unify(dy.dims[0], x.dims[0])
+    group, channel = _split_channels(space, x.dims[1], groups, shape[1])
+    dy_group, _ = _split_channels(space, dy.dims[1], groups, shape[0] // groups)
+    space.unify(group, dy_group)
+    taps = fresh(shape[2:])
+    outs = dy.dims[2:]
+    operands[1] = _sliding(space, op, x, outs, taps, x.dims[1], x.dims[0])
+    result: Dims = [dy.dims[1], channel, *taps]
+    space.reduce(op, [*result, dy.dims[0], *outs], range(len(result), len(result) + 1 + len(outs)))
     return [result]
 
 

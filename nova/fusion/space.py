@@ -38,11 +38,23 @@ Dims = list[list[Atom]]
 class Instance:
     """A value as one op reads it: its dimensions' atoms and, if it lies in memory, where its elements are."""
 
-    __slots__ = ("base", "dims", "offset", "strides")
+    __slots__ = ("base", "dims", "formula", "offset", "strides")
 
-    def __init__(self, dims: Dims, base: Value | None = None, offset: int = 0, strides: list[tuple[Atom, int]] | None = None):
+    def __init__(
+        self,
+        dims: Dims,
+        base: Value | None = None,
+        offset: int = 0,
+        strides: list[tuple[Atom, int]] | None = None,
+        formula: tuple[Op, Dims] | None = None,
+    ):
         self.dims, self.base, self.offset = dims, base, offset
         self.strides = strides or []
+        self.formula = formula  # the generator that computes it from its own dimensions
+
+    def viewed(self, dims: Dims) -> Instance:
+        """The same elements under other dimensions."""
+        return Instance(dims, self.base, self.offset, self.strides, self.formula)
 
 
 class Reduction:
@@ -153,7 +165,8 @@ class Space:
                 self._remember(self.views, value, instance)
                 return instance
             if is_generator(op):
-                return Instance([[Atom(n)] if n != 1 else [] for n in value.shape])
+                dims: Dims = [[Atom(n)] if n != 1 else [] for n in value.shape]
+                return Instance(dims, formula=(op, dims))
         if fresh or value not in self.inputs:
             instance = self._fresh(value)
             if not fresh:
@@ -170,15 +183,15 @@ class Space:
     def _view(self, op: Op, x: Instance) -> Instance:
         value = op.results[0]
         if op.name == "transpose":
-            return Instance([x.dims[axis] for axis in op.attrs["permutation"]], x.base, x.offset, x.strides)
+            return x.viewed([x.dims[axis] for axis in op.attrs["permutation"]])
         if op.name == "broadcast":
             dims: Dims = [[Atom(n)] if n != 1 else [] for n in value.shape]
             for axis, dim in enumerate(op.attrs["dims"]):
                 if x.dims[axis] or value.shape[dim] == 1:
                     dims[dim] = x.dims[axis]
-            return Instance(dims, x.base, x.offset, x.strides)
+            return x.viewed(dims)
         if op.name == "reshape":
-            return Instance(self._reshape(x.dims, value.shape), x.base, x.offset, x.strides)
+            return x.viewed(self._reshape(x.dims, value.shape))
         if op.name == "as_strided":
             return self._as_strided(op, x)
         return self._slice(op, x)
