@@ -192,6 +192,7 @@ class Step:
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], mismatch: Any) -> Any:
         from nova.capture import session
+        from nova.capture.replay import fresh_copies
         from nova.progress import Progress
 
         if mismatch is not None:
@@ -208,7 +209,7 @@ class Step:
                 capture.rollback()
                 raise
         capture.rollback = _nothing
-        result, capture.result = capture.result, None
+        result, capture.result = fresh_copies(capture.result), None
         if variant is None:
             progress.summary(f"recorded in {progress.elapsed:.2f} s, not compiled yet: {capture.once[0]}")
             return result
@@ -238,7 +239,7 @@ class Step:
         from nova.progress import notice
 
         text = f"{self.name}: another capture, because {mismatch}"
-        what = mismatch.what.split(" was ")[0]
+        what = mismatch.what.split(" was ")[0] if mismatch.value is None else ""
         seen = self._history.setdefault((mismatch.source, mismatch.step, what), [])
         value = mismatch.what if mismatch.value is None else mismatch.value
         if not any(value is v or value == v for v in seen if type(v) is type(value)):

@@ -138,6 +138,7 @@ class Observed:
     grads: dict[int, int] = field(default_factory=dict)  # id(tensor) -> GRAD_*; absent: does not matter
     facts: list[ScalarGuard] = field(default_factory=list)  # what Python learned about runtime numbers
     aliases: list[list[tuple[Source, int]]] = field(default_factory=list)  # windows on one input: (tensor, offset)
+    memory: list[tuple[Source, bool]] = field(default_factory=list)  # every input: (tensor, whether sharing matters)
 
     @property
     def attributes(self) -> frozenset[str]:
@@ -183,9 +184,8 @@ class Builder:
             if source.root != "const":
                 self._ensure_source(source)
         self._drain()
-        return GuardSet(
-            self.nodes, environment() if self.before is None else self.before, list(self.seen.facts), self.seen.aliases
-        )
+        before = environment() if self.before is None else self.before
+        return GuardSet(self.nodes, before, list(self.seen.facts), self.seen.aliases, self.seen.memory)
 
     def _globals_of(self, code: types.CodeType, table: dict[str, Any]) -> None:
         """Globals read by a function that was made while the step ran, or that is out of reach."""
@@ -521,6 +521,14 @@ def environment() -> tuple[Any, ...]:
     )
 
 
+def restore_environment(state: tuple[Any, ...]) -> None:
+    """Puts back what a refused step left changed."""
+    torch.set_grad_enabled(state[0])
+    torch.set_default_dtype(getattr(torch, state[6].removeprefix("torch.")))
+    torch.use_deterministic_algorithms(state[7])
+    torch.set_float32_matmul_precision(state[8])
+
+
 ENVIRONMENT_NAMES = (
     "grad mode", "inference mode", "autocast on the CPU", "the CPU autocast dtype", "autocast on CUDA",
     "the CUDA autocast dtype", "the default dtype", "use_deterministic_algorithms", "the float32 matmul precision",
@@ -542,6 +550,7 @@ class GuardSet:
     environment: tuple[Any, ...]
     facts: list[ScalarGuard] = field(default_factory=list)
     aliases: list[list[tuple[Source, int]]] = field(default_factory=list)
+    memory: list[tuple[Source, bool]] = field(default_factory=list)
 
     def check(self, roots: Roots) -> Mismatch | list[Any]:
         """The objects of all nodes if every fact holds, else the first that does not."""
@@ -561,10 +570,9 @@ class GuardSet:
                 return mismatch
         if len({id(obj) for obj in objs}) != len(objs):
             return self._new_alias(objs)
-        for group in self.aliases:
-            mismatch = check_alias(group, roots)
-            if mismatch is not None:
-                return mismatch
+        mismatch = self._check_memory(roots)
+        if mismatch is not None:
+            return mismatch
         for fact in self.facts:
             value = roots.resolve(fact.source)
             if not fact.holds(value):
@@ -580,6 +588,26 @@ class GuardSet:
                 other = node_source(self.nodes, first)
                 return Mismatch(node_source(self.nodes, index), f"is now the same object as {other}", index)
         return objs
+
+    def _check_memory(self, roots: Roots) -> Mismatch | None:
+        """Whether inputs share memory exactly as they did, where that matters."""
+        tensors = {source: roots.resolve(source) for source, _ in self.memory}
+        expected: dict[Source, tuple[Source, int]] = {}
+        for group in self.aliases:
+            first = group[0][0]
+            for source, offset in group[1:]:
+                expected[source] = first, offset
+                same = tensors[source].untyped_storage()._cdata == tensors[first].untyped_storage()._cdata
+                if not same or tensors[source].storage_offset() - tensors[first].storage_offset() != offset:
+                    return Mismatch(source, f"shared memory with {first}, does not now")
+        owners: dict[int, tuple[Source, bool]] = {}
+        for source, matters in self.memory:
+            if source in expected:
+                continue
+            other, mattered = owners.setdefault(tensors[source].untyped_storage()._cdata, (source, matters))
+            if other != source and (matters or mattered) and tensors[source] is not tensors[other]:
+                return Mismatch(source, f"shares memory with {other} now")
+        return None
 
     def check_node(self, index: int, obj: Any, objs: list[Any]) -> Mismatch | None:
         """Checks one node against an object; other nodes are given by `objs`."""
@@ -648,17 +676,6 @@ class GuardSet:
                 if names != node.keys[kind]:
                     return differs(f"had {table[1:]} {_short(node.keys[kind])}, now {_short(names)}")
         return None
-
-
-def check_alias(group: list[tuple[Source, int]], roots: Roots) -> Mismatch | None:
-    """Whether tensors share one storage at the recorded distances."""
-    tensors = [(source, roots.resolve(source), offset) for source, offset in group]
-    first_source, first, _ = tensors[0]
-    for source, tensor, offset in tensors[1:]:
-        same = tensor.untyped_storage()._cdata == first.untyped_storage()._cdata
-        if not same or tensor.storage_offset() - first.storage_offset() != offset:
-            return Mismatch(source, f"shared memory with {first_source}, does not now")
-    return None
 
 
 def follow_call(obj: Any, step: Step) -> Any:

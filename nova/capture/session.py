@@ -21,7 +21,16 @@ from typing import Any
 import torch
 
 from nova.capture import python_state
-from nova.capture.guards import ENVIRONMENT_NAMES, GRAD_NONE, GRAD_SET, GuardSet, Observed, build_guards, environment
+from nova.capture.guards import (
+    ENVIRONMENT_NAMES,
+    GRAD_NONE,
+    GRAD_SET,
+    GuardSet,
+    Observed,
+    build_guards,
+    environment,
+    restore_environment,
+)
 from nova.capture.python_state import MISSING, Change, Snapshot, Watch
 from nova.capture.replay import tree_classes
 from nova.capture.signature import CapturedStep, Source
@@ -107,6 +116,7 @@ def capture(
     def rollback() -> None:
         recording.rollback()
         snapshot.restore()
+        restore_environment(before)
 
     try:
         return _settled(name, objects, snapshot, watch, recording, before, line, rollback)
@@ -142,9 +152,11 @@ def _settled(
         before=policy.before,
         facts=list(recording.scalar_guards),
     )
-    for members in recording.members:
+    changed = {output.input for output in signature.outputs if output.kind == "state"}
+    for index, members in enumerate(recording.members):
         known = [(source, tensor) for source, tensor in members if source is not None and source.root != "const"]
         seen.inputs += [source for source, _ in known]
+        seen.memory += [(source, index in changed or len(known) > 1) for source, _ in known]
         if len(known) > 1:
             first = known[0][1].storage_offset()
             seen.aliases.append([(source, tensor.storage_offset() - first) for source, tensor in known])
@@ -154,7 +166,11 @@ def _settled(
     for source, none in recording.grad_guards:
         seen.grads[id(_resolve(objects, recording, source))] = GRAD_NONE if none else GRAD_SET
     for module in watch.training_set.values():
+        # Set before it was read: what it was does not matter, and a replay sets it whatever it finds.
         seen.unread.add((id(module), ("attr", "training")))
+        if (source := objects.source(module)) is not None:
+            signature.effects.append({"kind": "set", "target": source, "name": "training", "value": module.training})
+            seen.inputs.append(source)
     guards = build_guards(objects, seen, before)
     classes: dict[str, Any] = {}
     tree_classes(recording.result, classes)
@@ -202,7 +218,8 @@ class _Policy:
                 self._effects.append({"kind": "requires_grad", "target": holder.source, "value": change.after})
             return True  # .grad is the recorder's business
         if holder.kind == "module" and change.step == ("attr", "training"):
-            self._effects.append({"kind": "set", "target": holder.source, "name": "training", "value": change.after})
+            if id(holder.obj) not in self.watch.training_set:
+                self._effects.append({"kind": "set", "target": holder.source, "name": "training", "value": change.after})
             return True
         if holder.kind == "optimizer":
             if kind == "attr" and str(key).startswith("_") and is_plain(change.after):
