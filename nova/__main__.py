@@ -1,0 +1,103 @@
+"""`python -m nova`: look at the compiler without a training run, and without a GPU.
+
+    python -m nova opt PASS... FILE.mlir       run passes on IR, print the result
+    python -m nova passes                      the pipeline, stage by stage
+    python -m nova schedule M N K              the schedule of a contraction on a target, and why
+    python -m nova ops                         the manual of the nova dialect
+    python -m nova cache [--clear]             what the artifact cache holds
+    python -m nova doctor                      versions, target and settings
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, rich_markup_mode=None)
+console = Console()
+
+
+@app.command()
+def opt(passes: list[str] = typer.Argument(help="pass names, then a file (or - for standard input)")) -> None:
+    """Runs passes on a file of IR, in the order given, and prints what comes out."""
+    from nova import pipeline
+    from nova.mlir import context, parse
+
+    *names, file = passes
+    module = parse(sys.stdin.read() if file == "-" else Path(file).read_text())
+    with context():
+        for name in names:
+            module = pipeline.run_pass(name, module)
+        print(module)
+
+
+@app.command()
+def passes() -> None:
+    """The stages of the compiler in order."""
+    import importlib
+
+    from nova.pipeline import STAGES
+
+    table = Table("level", "pass", "sees", "what it does")
+    for stage in STAGES:
+        doc = (importlib.import_module(stage.module).__doc__ or "").strip().splitlines()[0]
+        table.add_row(str(stage.level), stage.name, stage.scope, doc)
+    console.print(table)
+
+
+@app.command()
+def ops() -> None:
+    """Every operation of the nova dialect: operands, attributes, meaning."""
+    from nova.dialect.ops import markdown
+    from nova.mlir import context
+
+    context()
+    print(markdown())
+
+
+@app.command()
+def schedule(m: int, n: int, k: int, dtype: str = "f32", target: str = "cpu") -> None:
+    """The Analytic Configurator's choice for an M x N x K contraction, with its reasons."""
+    from nova.schedule.contraction import ContractionProblem, schedule_contraction
+    from nova.schedule.target import by_name, host
+
+    chosen = host() if target == "cpu" else by_name(target)
+    result = schedule_contraction(ContractionProblem(m=m, n=n, k=k, dtype=dtype), chosen)
+    console.print(result)
+
+
+@app.command()
+def cache(clear: bool = typer.Option(False, help="delete every entry")) -> None:
+    """Where the artifact cache is and what it holds."""
+    from nova.runtime.cache import Cache
+
+    store = Cache()
+    if clear:
+        store.clear()
+    console.print(store.describe())
+
+
+@app.command()
+def doctor() -> None:
+    """Versions, the target Nova compiles for, and every setting."""
+    import llvmlite
+    import torch
+
+    from nova import __version__
+    from nova.config import TABLE
+    from nova.schedule.target import host
+
+    console.print(f"nova {__version__}, torch {torch.__version__}, llvmlite {llvmlite.__version__}, python {sys.version.split()[0]}")
+    console.print(host())
+    table = Table("setting", "default", "meaning")
+    for name, default, meaning in TABLE:
+        table.add_row(name, default or "-", meaning)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,278 @@
+"""Looking at what the compiler did: the stages as objects, and one report.
+
+    captured = nova.capture(step, x, y)          level 0, state unchanged
+    lowered = captured.lower("cpu")              levels 1 to 3
+    compiled = lowered.compile()                 kernels, memory plan, step program
+    print(nova.explain(step, x, y))              all of it as one report
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nova.capture.signature import CapturedStep
+from nova.config import Options
+from nova.errors import NovaError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from nova.pipeline import Compilation, Kernel
+
+
+def capture(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
+    """Records one run of `step` and puts all state back: parameters, buffers, optimizer, gradients, generator."""
+    import torch
+
+    from nova.capture.record import record
+
+    options = getattr(step, "options", None) or Options()
+    function = getattr(step, "__wrapped__", step)
+    generator = torch.get_rng_state()
+    start = time.perf_counter()
+    recording = record(function, args, kwargs)
+    seconds = time.perf_counter() - start
+    recording.rollback()
+    torch.set_rng_state(generator)
+    return Captured(recording.step, options, seconds)
+
+
+@dataclass
+class Captured:
+    """Level 0: the step as one functional graph."""
+
+    step: CapturedStep
+    options: Options
+    seconds: float
+
+    def as_text(self) -> str:
+        """The graph, one operation a line."""
+        return str(self.step.graph)
+
+    def lower(self, target: str = "cpu") -> Lowered:
+        """Levels 1 to 3 for a target that need not be in this machine."""
+        from nova import pipeline
+        from nova.schedule import target as targets
+
+        clock = pipeline.Clock(None)
+        snapshots: dict[str, str] = {}
+        chosen = targets.host() if target == "cpu" else targets.preset(target)
+        module, decisions = pipeline.lower_step(self.step, self.options, clock, snapshots)
+        return Lowered(self, chosen, module, decisions.decisions(), snapshots)
+
+
+@dataclass
+class ScheduledKernel:
+    """One distinct kernel with its schedule."""
+
+    name: str
+    kind: str
+    calls: int
+    schedule: dict[str, Any]  # lowering_config as plain values
+    predicted_seconds: float | None  # of one call
+    levels: dict[str, str]  # stage name -> text
+
+    @property
+    def schedule_text(self) -> str:
+        return ", ".join(f"{k}={v}" for k, v in self.schedule.items() if k not in ("reasons", "predicted_seconds"))
+
+
+@dataclass
+class Lowered:
+    """Levels 1 to 3: the outlined step and its scheduled kernels."""
+
+    captured: Captured
+    target: Any
+    module: Any
+    decisions: list[Any]
+    snapshots: dict[str, str]
+
+    def as_text(self, level: str = "outline-kernels") -> str:
+        """The step after a stage ("nova", "simplify", "form-dispatches", ...), or a kernel's level "kernel:stage"."""
+        if level in self.snapshots:
+            return self.snapshots[level]
+        name, _, stage = level.partition(":")
+        for kernel in self.kernels:
+            if kernel.name == name and stage in kernel.levels:
+                return kernel.levels[stage]
+        raise NovaError(f"no level {level!r}; the step has {', '.join(self.snapshots)}; a kernel's are 'name:stage'")
+
+    @cached_property
+    def kernels(self) -> list[ScheduledKernel]:
+        """Every distinct kernel, lowered to level 3."""
+        from nova.fusion import outline
+
+        return [scheduled(kernel, self.target) for kernel in outline.kernels(self.module)]
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Predicted seconds of a step by kernel, summed over its calls."""
+        return {k.name: k.predicted_seconds * k.calls for k in self.kernels if k.predicted_seconds is not None}
+
+    def compile(self) -> Compiled:
+        """Machine code and the memory plan."""
+        from nova import pipeline
+
+        step = self.captured
+        return Compiled(self, pipeline.compile_step(step.step, self.target, step.options))
+
+
+@dataclass
+class Compiled:
+    """Levels 4 to 6 and the step program."""
+
+    lowered: Lowered
+    compilation: Compilation
+
+    def as_text(self, kernel: str) -> str:
+        """LLVM IR of a kernel."""
+        from nova import pipeline
+
+        for k in self.compilation.kernels:
+            if k.name == kernel:
+                return pipeline.build_kernel(k.text, self.lowered.target).llvm_ir
+        raise NovaError(f"no kernel {kernel!r}; kernels: {', '.join(k.name for k in self.compilation.kernels)}")
+
+    def memory_analysis(self) -> Memory:
+        return Memory.of(self.compilation.executable, self.lowered.captured.step)
+
+
+def scheduled(kernel: Kernel, target: Any) -> ScheduledKernel:
+    """Lowers one kernel to level 3 here, keeping the text after every stage."""
+    from nova import pipeline
+    from nova.fusion import outline
+    from nova.mlir import context
+    from nova.schedule import config
+
+    levels = {"outline-kernels": kernel.text}
+    schedule: dict[str, Any] = {}
+    for stage, module in pipeline.lower_kernel(kernel.text, target):
+        levels[stage] = str(module)
+        with context():
+            for function in outline.kernel_functions(module):
+                schedule = config.plain(function.operation) or schedule
+    return ScheduledKernel(
+        kernel.name, kernel.kind, kernel.calls, schedule, schedule.get("predicted_seconds"), levels
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a step. `step_bytes` is what it needs beside the state that lives between steps."""
+
+    arena: int
+    outputs: int  # fresh outputs: the loss, gradients that are kept
+    state: int  # parameters, buffers, optimizer state, kept gradients
+    lower_bound: int  # no arena can be smaller with this order of kernels
+    without_reuse: int
+    table: str
+
+    @property
+    def step_bytes(self) -> int:
+        return self.arena + self.outputs
+
+    @property
+    def peak(self) -> int:
+        """Arena, outputs and live state."""
+        return self.step_bytes + self.state
+
+    @classmethod
+    def of(cls, executable: Any, step: CapturedStep) -> Memory:
+        from nova.runtime.dtypes import itemsize, numel
+
+        plan, laid_out = executable.plan, executable.memory_plan
+        kept = ("param", "buffer", "opt_state", "grad")
+        state = sum(numel(i.type.shape) * itemsize(i.type.dtype) for i in step.signature.inputs if i.role in kept)
+        fresh = sum(numel(o.shape) * itemsize(o.dtype) for o in plan.outputs)
+        return cls(
+            plan.arena_bytes, fresh, state, laid_out.lower_bound if laid_out else 0,
+            laid_out.naive_bytes if laid_out else 0, laid_out.table() if laid_out else "",
+        )  # fmt: skip
+
+
+@dataclass
+class Report:
+    """What `nova.explain` found. Print it, or read its fields."""
+
+    name: str
+    nodes: int  # operations captured
+    kernels: list[ScheduledKernel]
+    decisions: list[Any]
+    fallbacks: list[str]  # "aten.topk.default x2  (file, line 7)": what runs through PyTorch
+    memory: Memory
+    seconds: dict[str, float]  # of each stage; "capture" first
+    launches: int
+    inputs: Counter = field(default_factory=Counter)  # lifted inputs by role
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[RenderableType]:
+        from rich.table import Table
+
+        inputs = ", ".join(f"{n} {role}" for role, n in self.inputs.items())
+        yield f"[bold]{self.name}[/]: {self.nodes} operations captured; inputs: {inputs}"
+        yield f"{len(self.kernels)} distinct kernels, {self.launches} launches a step; stages: " + ", ".join(
+            f"{stage} {s:.2f} s" for stage, s in self.seconds.items()
+        )
+        table = Table("kernel", "kind", "calls", "schedule", "predicted us", title="Kernels")
+        for k in sorted(self.kernels, key=lambda k: -(k.predicted_seconds or 0) * k.calls):
+            predicted = "" if k.predicted_seconds is None else f"{k.predicted_seconds * 1e6:.1f}"
+            table.add_row(k.name, k.kind, str(k.calls), k.schedule_text, predicted)
+        yield table
+        refused = Counter(f"{d.kind}: {d.op}{' with ' + d.with_op if d.with_op else ''}: {d.reason}" for d in self.decisions)
+        yield f"\n[bold]Fusion[/]: {len(self.decisions)} decisions"
+        for text, count in refused.most_common():
+            yield f"  {text}" + (f"  (x{count})" if count > 1 else "")
+        yield f"\n[bold]Memory[/]: {self.memory.step_bytes / 1e6:.1f} MB beside {self.memory.state / 1e6:.1f} MB of state"
+        yield self.memory.table
+        yield "\n[bold]Through PyTorch[/]: " + ("nothing" if not self.fallbacks else "")
+        yield from (f"  {line}" for line in self.fallbacks)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=140, color_system=None)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+
+def explain(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+    """Captures and compiles `step` for these arguments, leaves all state as it was, and reports every stage."""
+    captured = capture(step, *args, **kwargs)
+    lowered = captured.lower("cpu")
+    compiled = lowered.compile()
+    plan = compiled.compilation.executable.plan
+    counts = Counter((call.target, call.source) for call in plan.aten_calls)
+    fallbacks = [f"{target} x{n}" + (f"  ({source})" if source else "") for (target, source), n in counts.items()]
+    graph = captured.step.graph
+    return Report(
+        captured.step.name,
+        sum(node.op == "call_function" for node in graph.nodes),
+        lowered.kernels,
+        lowered.decisions,
+        fallbacks,
+        compiled.memory_analysis(),
+        {"capture": captured.seconds, **compiled.compilation.seconds},
+        sum(k.calls for k in lowered.kernels),
+        Counter(i.role for i in captured.step.signature.inputs),
+    )
+
+
+def dump(captured: Captured, folder: Path) -> None:
+    """Writes the IR of every level: 00-graph.txt, 10-nova.mlir, ..., kernels/<name>/20-nova-to-linalg.mlir."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "00-graph.txt").write_text(captured.as_text() + "\n")
+    lowered = captured.lower("cpu")
+    for i, (stage, text) in enumerate(lowered.snapshots.items()):
+        (folder / f"{10 + i}-{stage}.mlir").write_text(text)
+    for kernel in lowered.kernels:
+        place = folder / "kernels" / kernel.name
+        place.mkdir(parents=True, exist_ok=True)
+        for i, (stage, text) in enumerate(kernel.levels.items()):
+            (place / f"{20 + i}-{stage}.mlir").write_text(text)
+    decisions = "\n".join(map(str, lowered.decisions))
+    (folder / "fusion.txt").write_text(decisions + "\n")
