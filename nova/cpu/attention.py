@@ -1,0 +1,238 @@
+"""Attention kernels: `nova.online_attention` and its gradients to tile loops over vectors.
+
+    %o, %l = nova.online_attention(%qkv, %out, %lse) {...}
+
+    for each (batch, head, group of query panels) in parallel          forward: attention_forward.py
+      for key block                                                    (only up to the diagonal if causal)
+        pack K, V
+        for panel: scores; mask; online softmax; weighted sum
+      write out, lse
+
+The tile maths is in attention_tiles.py (contractions), attention_softmax.py (elementwise) and attention_pack.py
+(layouts); this file reads the op, asks nova/schedule for the tiles, and assembles the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nova.cpu import build, parallel
+from nova.cpu import lanes as ln
+from nova.cpu.attention_mask import Dropout, Mask
+from nova.cpu.attention_pack import Matrix
+from nova.cpu.attention_softmax import LOG2_E
+from nova.cpu.attention_tiles import Geometry, Kit, Scope
+from nova.cpu.lanes import Type, Value
+from nova.dialect.attention import TENSORS
+from nova.dialect.base import attribute_value
+from nova.errors import CompileError
+from nova.mlir import ir
+from nova.schedule.attention import AttentionProblem, AttentionSchedule, Direction, register_rows, schedule_attention
+from nova.schedule.target import CpuTarget
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where a logical tensor lies: kernel argument, element offset, element strides."""
+
+    argument: int
+    element: Type
+    offset: int
+    strides: tuple[int, ...]
+
+    def start(self, s: Scope, *indices: Value | int) -> Value:
+        """Offset of the element at `indices` (leading dims; the rest are 0)."""
+        offset: Value | int = self.offset
+        for index, stride in zip(indices, self.strides, strict=False):
+            offset = s.add(offset, s.mul(index, stride))
+        return s.int(offset)
+
+    def matrix(self, columns: int) -> Matrix:
+        """The last two dims."""
+        return Matrix(self.element, self.strides[-2], self.strides[-1], columns)
+
+    def column(self) -> Matrix:
+        """The last dim as a matrix of one column."""
+        return Matrix(self.element, self.strides[-1], 0, 1)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention op, as plain data."""
+
+    name: str
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    dim: int
+    value_dim: int
+    causal: bool
+    scale: float
+    dropout_p: float
+    stream: int
+    accesses: dict[str, Access]
+
+    def __getitem__(self, tensor: str) -> Access:
+        return self.accesses[tensor]
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.accesses
+
+    @property
+    def compute(self) -> Type:
+        """f64 for f64 operands, else f32."""
+        return ln.f64() if self["q"].element == ln.f64() else ln.f32()
+
+    @property
+    def group(self) -> int:
+        """Query heads a key head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def mask(self) -> Mask | None:
+        if not self.has("mask"):
+            return None
+        access = self["mask"]
+        return Mask(access.element, access.strides[2], access.strides[3])
+
+    @property
+    def has_floor(self) -> bool:
+        """Whether a row's statistic may be in the split form that float masks need."""
+        return self.mask is not None and not self.mask.is_bool
+
+    @property
+    def dropout(self) -> Dropout | None:
+        return Dropout(self.dropout_p, self.stream, self.keys) if self.dropout_p > 0 else None
+
+    @property
+    def factor(self) -> float:
+        """What a dot product is multiplied by to be a base-2 score."""
+        return self.scale * LOG2_E
+
+    def problem(self) -> AttentionProblem:
+        dtype = str(self["q"].element)
+        direction: Direction = "forward" if self.name == "online_attention" else "backward"
+        return AttentionProblem(
+            self.batch, self.heads, self.kv_heads, self.queries, self.keys, self.dim, self.value_dim, dtype,
+            self.causal, direction,
+        )  # fmt: skip
+
+
+def read_op(op: ir.Operation) -> Attention:
+    """The data of an attention op whose operands are arguments of its function."""
+    name = op.name.removeprefix("nova.")
+    reads, writes = TENSORS[name]
+    accesses = {}
+    for tensor, operand in zip((*reads, *writes), op.operands, strict=True):
+        access = attribute_value(op.attributes[f"{tensor}_access"])
+        if access:
+            operand = _destination(operand)
+            element = ir.RankedTensorType(operand.type).element_type
+            accesses[tensor] = Access(operand.arg_number, element, access[0], tuple(access[1:]))
+    sizes = attribute_value(op.attributes["sizes"])
+    return Attention(
+        name,
+        *sizes,
+        causal=attribute_value(op.attributes["causal"]),
+        scale=attribute_value(op.attributes["scale"]),
+        dropout_p=attribute_value(op.attributes["dropout_p"]),
+        stream=attribute_value(op.attributes["stream"]),
+        accesses=accesses,
+    )
+
+
+def _destination(value: ir.Value) -> ir.BlockArgument:
+    """The kernel argument behind a value: itself, or what the attention op before wrote into it."""
+    while not isinstance(value.owner, ir.Block):
+        op = value.owner
+        tensors = TENSORS.get(op.name.removeprefix("nova."))
+        if tensors is None:
+            raise CompileError(f"an operand of attention is computed in the kernel by {op.name}")
+        value = op.operands[len(tensors[0]) + ir.OpResult(value).result_number]
+    return ir.BlockArgument(value)
+
+
+@dataclass
+class Work:
+    """What emitting one attention op needs: the op, its tiles, helpers and workspace."""
+
+    op: Attention
+    schedule: AttentionSchedule
+    geometry: Geometry
+    kit: Kit
+    workspace: parallel.Workspace
+
+    def scratch(self, elements: int) -> parallel.Slot:
+        """A buffer of the compute type, one a thread."""
+        return self.workspace.per_thread([max(elements, 1)], self.geometry.element, self.schedule.threads)
+
+    def panels(self, queries: int | None = None) -> int:
+        return -(-(self.op.queries if queries is None else queries) // self.geometry.queries)
+
+
+class Body:
+    """A phase's function while it is emitted: its scope, argument pointers and scratch pointers."""
+
+    def __init__(self, work: Work, region: parallel.Region):
+        self.work, self.region = work, region
+        block = ir.InsertionPoint.current.block
+        self.scope = Scope(work.geometry, block)
+
+    def pointer(self, access: Access) -> Value:
+        return self.region.pointers[access.argument]
+
+    def scratch(self, slot: parallel.Slot) -> Value:
+        offset: Value | int = slot.offset
+        if slot.stride:
+            thread = ln.create("arith.index_cast", ln.int_type(64), [self.region.thread])
+            offset = self.scope.add(self.scope.mul(thread, slot.stride), slot.offset)
+        return self.scope.at(self.region.workspace, offset, ln.int_type(8))
+
+    def unflatten(self, task: Value, sizes: Sequence[int]) -> list[Value | int]:
+        """The indices of a task number in row-major order."""
+        s, indices, rest = self.scope, [], ln.create("arith.index_cast", ln.int_type(64), [task])
+        for size in reversed(sizes[1:]):
+            indices.append(0 if size == 1 else ln.remui(rest, s.i(size)))
+            rest = rest if size == 1 else ln.divui(rest, s.i(size))
+        return [rest, *reversed(indices)]
+
+
+def geometry_of(element: Type, target: CpuTarget) -> Geometry:
+    """16 registers hold 6 rows x 2 vectors of accumulators, 32 hold 12 x 2."""
+    return Geometry(element, target.vector_bits // 8 // ln.bytes_of(element), register_rows(target))
+
+
+def lower(kernel: ir.OpView, target: CpuTarget) -> tuple[ir.Module, int]:
+    """The module and workspace of a kernel function that holds attention ops."""
+    from nova.cpu import attention_backward, attention_forward
+
+    block = kernel.body.blocks[0]
+    name = ir.StringAttr(kernel.attributes["sym_name"]).value
+    ops = [op for op in block.operations if op.operation.name.removeprefix("nova.") in TENSORS]
+    if not ops:
+        raise CompileError(f"kernel @{name} has no attention op")
+    workspace = parallel.Workspace()
+    phases, kits = [], []
+    for number, op in enumerate(ops):
+        attention = read_op(op.operation)
+        schedule = schedule_attention(attention.problem(), target)
+        geometry = geometry_of(attention.compute, target)
+        kit = Kit(geometry, f"{name}_h{number}")
+        # phases run one after the other, so their scratch may overlap
+        own = parallel.Workspace()
+        work = Work(attention, schedule, geometry, kit, own)
+        emitter = attention_forward if attention.name == "online_attention" else attention_backward
+        phases.append(emitter.phase(work))
+        workspace.bytes = max(workspace.bytes, own.bytes)
+        kits.append(kit)
+    module = parallel.emit_kernel(name, [argument.type for argument in block.arguments], phases)
+    with ir.Location.unknown():
+        for kit in kits:
+            kit.finish(module)
+    return module, workspace.bytes
+
+
+__all__ = ["Access", "Attention", "Body", "Work", "build", "geometry_of", "lower", "read_op"]
