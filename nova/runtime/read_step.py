@@ -92,14 +92,9 @@ def _text(attributes: Any, name: str) -> str:
 
 
 def _kernel_fields(function: Any) -> dict[str, Any]:
-    """What the declaration of a kernel says: its body's name, in-place pairs, tensor count, error message."""
+    """What the declaration of a kernel says: in-place pairs, tensor count, error message."""
     attributes = function.attributes
-    symbol = _text(attributes, "sym_name")
-    fields: dict[str, Any] = {
-        "target": _text(attributes, "nova.body") or symbol,  # one multi-tensor body serves any number of tensors
-        "inplace": [],
-        "raises": _text(attributes, "nova.raises"),
-    }
+    fields: dict[str, Any] = {"inplace": [], "raises": _text(attributes, "nova.raises")}
     if "nova.inplace" in attributes:
         fields["inplace"] = [tuple(int(getattr(i, "value", i)) for i in pair) for pair in attributes["nova.inplace"]]
     if "nova.count" in attributes:
@@ -176,7 +171,7 @@ class _Reader:
         fields = self.kernel_fields[symbol]
         results = [self.define(result, name=symbol) for result in operation.results]
         source = source_of(operation.location) if fields["raises"] else ""
-        self.graph.calls.append(GraphCall("kernel", operands=operands, results=results, source=source, **fields))
+        self.graph.calls.append(GraphCall("kernel", symbol, operands, results, source=source, **fields))
 
     def _aten_call(self, operation: Any, operands: list[int]) -> None:
         attributes = operation.attributes

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nova import mlir
+from nova.dialect.ops import REGISTRY
 from nova.errors import CompileError
 from nova.runtime import executable, key
 from nova.runtime.read_step import read_step
@@ -43,8 +44,14 @@ module {
   }
 }
 """
-_ONE_OF_32 = f"array<i32: {', '.join(['1'] + ['0'] * 31)}>"
-STEP = STEP.replace("SEGMENTS", f"operandSegmentSizes = {_ONE_OF_32}, resultSegmentSizes = {_ONE_OF_32}")
+_CALL = REGISTRY["aten_call"]
+_OPERANDS = _CALL.operands.segments([((2, 3), "f32")], {})
+_RESULTS = _CALL.results.segments([((), "f32")], {})
+STEP = STEP.replace(
+    "SEGMENTS",
+    f"operandSegmentSizes = array<i32: {', '.join(map(str, _OPERANDS))}>, "
+    f"resultSegmentSizes = array<i32: {', '.join(map(str, _RESULTS))}>",
+)
 
 
 def objects():
