@@ -10,15 +10,22 @@ The decorator makes an `ext.Operation` class from the declaration, so the op is 
 
  - values are static ranked tensors, with value semantics; result types are always explicit;
  - attributes are always present (IRDL knows no optional ones), with a fixed kind each: see ATTRIBUTE_KINDS;
- - optional operands come last, in one variadic group; `has_*` attributes say which ones are there.
+ - optional operands come last, and an attribute says whether each is there.
+
+An IRDL constraint binds once an op, so all operands of one variadic group must have the same type. Ops that take
+tensors of several types ("*xs/16") therefore have that many groups, and one group holds a run of operands of one type:
+
+    "nova.concat"(%a, %b, %c) {operandSegmentSizes = array<i32: 2, 1, 0, ..>} : (tensor<3xf32>, tensor<3xf32>,
+        tensor<5xf32>) -> ..
 """
 
 from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from nova.dialect.types import Described, broadcast_shapes, describe
@@ -52,21 +59,74 @@ ATTRIBUTE_KINDS: dict[str, tuple[type, ...]] = {
 
 
 @dataclass(frozen=True)
+class Values:
+    """The operands or results of an op: fixed ones, then optional ones or a list of any length."""
+
+    fixed: tuple[str, ...]
+    optional: tuple[tuple[str, str], ...] = ()  # (name, attribute that says whether it is there)
+    variadic: str | None = None
+    runs: int = 1  # groups of the variadic; a group holds values of one type
+
+    @staticmethod
+    def parse(text: str) -> Values:
+        """From "a b", "a b?has_b", "a *rest" (one type) or "a *rest/16" (up to 16 runs of one type each)."""
+        fixed, optional, variadic, runs = [], [], None, 1
+        for token in text.split():
+            if token.startswith("*"):
+                variadic, _, count = token[1:].partition("/")
+                runs = int(count or 1)
+            elif "?" in token:
+                name, _, flag = token.partition("?")
+                optional.append((name, flag))
+            else:
+                fixed.append(token)
+        return Values(tuple(fixed), tuple(optional), variadic, runs)
+
+    def segments(self, values: Sequence[Any], attrs: Mapping[str, Any]) -> list[int] | None:
+        """Segment sizes for values (or their types) in order; None where the op needs none."""
+        if len(self.optional) + (self.runs if self.variadic else 0) < 2:
+            return None
+        if self.optional:
+            return [1] * len(self.fixed) + [int(attrs[flag]) for _, flag in self.optional]
+        counts = [len(list(run)) for _, run in groupby(values[len(self.fixed) :])]
+        if len(counts) > self.runs:
+            raise ValueError(f"{len(counts)} runs of values of one type, at most {self.runs} fit")
+        return [1] * len(self.fixed) + counts + [0] * (self.runs - len(counts))
+
+    def describe(self) -> str:
+        """For the manual."""
+        names = [*self.fixed, *(f"[{name}]" for name, _ in self.optional)]
+        return ", ".join([*names, f"*{self.variadic}"] if self.variadic else names)
+
+
+@dataclass(frozen=True)
 class OpSpec:
-    """The declaration of one op. `variadic`/`variadic_result` name a trailing group of any length."""
+    """The declaration of one op."""
 
     name: str
-    operands: tuple[str, ...]
-    variadic: str | None
+    operands: Values
     attrs: dict[str, str]
-    results: tuple[str, ...]
-    variadic_result: str | None
+    results: Values
     verify: Callable[[Instance], None]
     pure: bool
     doc: str
 
 
 REGISTRY: dict[str, OpSpec] = {}
+SEGMENT_SIZES = ("operandSegmentSizes", "resultSegmentSizes")  # follow from the operands: see Values.segments
+
+
+def segment_texts(name: str, operands: Sequence[Any], results: Sequence[Any], attrs: Mapping[str, Any]) -> list[str]:
+    """The segment attributes of `nova.<name>` as text, for values given by their types; none where it needs none."""
+    spec = REGISTRY.get(name)
+    if spec is None:
+        return []
+    sizes = spec.operands.segments(operands, attrs), spec.results.segments(results, attrs)
+    return [
+        f"{key} = array<i32: {', '.join(map(str, listed))}>"
+        for key, listed in zip(SEGMENT_SIZES, sizes, strict=True)
+        if listed is not None
+    ]
 
 
 class Instance:
@@ -84,8 +144,14 @@ class Instance:
         return attribute_value(self._attributes[name])
 
     def optional(self) -> list[Described]:
-        """The operands of the trailing variadic group."""
-        return self.ins[len(self.spec.operands) :]
+        """The operands after the fixed ones: optional ones that are there, or the variadic list."""
+        return self.ins[len(self.spec.operands.fixed) :]
+
+
+def defining_op(value: ir.Value) -> ir.Operation | None:
+    """The op that defines a value; None for an argument."""
+    owner = value.owner
+    return None if isinstance(owner, ir.Block) else owner.operation
 
 
 _values: dict[ir.Attribute, Any] = {}
@@ -138,14 +204,11 @@ def op(
     *,
     pure: bool = True,
 ) -> Callable[[Callable[[Instance], None]], Callable[[Instance], None]]:
-    """Declares `nova.<name>`. Names are space separated; `*name` is a trailing variadic; attrs are `name:kind`."""
+    """Declares `nova.<name>`: operands and results as in `Values.parse`, attributes as "name:kind"."""
 
     def declare(verify: Callable[[Instance], None]) -> Callable[[Instance], None]:
-        fixed, variadic = _split(operands)
-        fixed_results, variadic_result = _split(results)
         kinds = dict(item.split(":") for item in attrs.split())
-        doc = verify.__doc__ or ""
-        spec = OpSpec(name, fixed, variadic, kinds, fixed_results, variadic_result, verify, pure, doc)
+        spec = OpSpec(name, Values.parse(operands), kinds, Values.parse(results), verify, pure, verify.__doc__ or "")
         REGISTRY[name] = spec
         _make_class(spec)
         return verify
@@ -153,10 +216,13 @@ def op(
     return declare
 
 
-def _split(names: str) -> tuple[tuple[str, ...], str | None]:
-    parts = names.split()
-    variadic = parts.pop()[1:] if parts and parts[-1].startswith("*") else None
-    return tuple(parts), variadic
+def _fields(values: Values, annotation: Any, prefix: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {f"{prefix}{name}": annotation for name in values.fixed}
+    fields.update({f"{prefix}{name}": annotation | None for name, _ in values.optional})
+    if values.variadic:
+        names = [values.variadic] if values.runs == 1 else [f"{values.variadic}_{i}" for i in range(values.runs)]
+        fields.update({f"{prefix}{name}": Sequence[annotation] for name in names})
+    return fields
 
 
 def _make_class(spec: OpSpec) -> None:
@@ -176,16 +242,12 @@ def _make_class(spec: OpSpec) -> None:
         return True
 
     def body(namespace: dict[str, Any]) -> None:
-        annotations: dict[str, Any] = dict.fromkeys(spec.operands, ext.Operand[tensor])
-        if spec.variadic:
-            annotations[spec.variadic] = Sequence[ext.Operand[tensor]]
+        annotations = _fields(spec.operands, ext.Operand[tensor], "")
         if clash := annotations.keys() & spec.attrs.keys():
             raise TypeError(f"nova.{spec.name}: {clash} name both an operand and an attribute")
         annotations.update(dict.fromkeys(spec.attrs, Any))
         # field names only have to differ from each other: "y" may be operand and result of one op
-        annotations.update({f"result_{n}": ext.Result[tensor] for n in spec.results})
-        if spec.variadic_result:
-            annotations[f"result_{spec.variadic_result}"] = Sequence[ext.Result[tensor]]
+        annotations.update(_fields(spec.results, ext.Result[tensor], "result_"))
         namespace["__annotations__"] = annotations
         namespace["__doc__"] = spec.doc
         namespace["verify_invariants"] = staticmethod(verify_invariants)

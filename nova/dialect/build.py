@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from nova.dialect.base import REGISTRY
+from nova.dialect.base import REGISTRY, attribute_value, defining_op
 from nova.dialect.elementwise import COMPARISONS, PREDICATES
 from nova.dialect.reductions import reduced_shape
 from nova.dialect.types import FLOATS, INTEGERS, Described, Shape, broadcast_shapes, describe, numel, tensor_type
@@ -49,8 +50,8 @@ _attributes: dict[tuple[str, Any], ir.Attribute] = {}
 
 
 def attribute(kind: str, value: Any) -> ir.Attribute:
-    """The attribute of a kind of `base.ATTRIBUTE_KINDS` that holds a plain Python value."""
-    key = (kind, float(value).hex() if kind == "float" else tuple(value) if kind == "ints" else value)
+    """The attribute of a kind of `base.ATTRIBUTE_KINDS`, or "segments", that holds a plain Python value."""
+    key = (kind, float(value).hex() if kind == "float" else tuple(value) if kind in ("ints", "segments") else value)
     found = _attributes.get(key)
     if found is None:
         if kind == "int":
@@ -63,6 +64,8 @@ def attribute(kind: str, value: Any) -> ir.Attribute:
             found = ir.StringAttr.get(value)
         elif kind == "ints":
             found = ir.DenseI64ArrayAttr.get([int(v) for v in value])
+        elif kind == "segments":
+            found = ir.DenseI32ArrayAttr.get([int(v) for v in value])
         else:
             raise ValueError(f"no attribute of kind {kind!r}")
         _attributes[key] = found
@@ -90,18 +93,27 @@ class Builder:
     def __init__(self, point: ir.InsertionPoint | None = None):
         self.point = point
         self.loc: ir.Location | None = None
+        self.extra: dict[str, ir.Attribute] = {}  # discardable attributes of every op created
         self._constants: dict[tuple[str, str], Value] = {}
+
+    def forget_constants(self) -> None:
+        """Stops sharing constants made so far: ops are no longer created in order."""
+        self._constants.clear()
 
     # -- the general form ---------------------------------------------------------------------------------------
 
     def create(self, name: str, operands: Sequence[Value], results: Sequence[tuple[Shape, str]], **attrs: Any) -> Any:
         """Creates `nova.<name>`; the Value of its result, or a list if there are several or none."""
-        kinds = REGISTRY[name].attrs
+        spec = REGISTRY[name]
+        attributes = {key: attribute(spec.attrs[key], value) for key, value in attrs.items()}
+        attributes.update(self.extra)
+        if (sizes := spec.operands.segments([(v.shape, v.dtype) for v in operands], attrs)) is not None:
+            attributes["operandSegmentSizes"] = attribute("segments", sizes)
         op = ir.Operation.create(
             f"nova.{name}",
             results=[tensor_type(shape, dtype) for shape, dtype in results],
             operands=[v.ir for v in operands],
-            attributes={key: attribute(kinds[key], value) for key, value in attrs.items()},
+            attributes=attributes,
             loc=self.loc,
             ip=self.point,
         )
@@ -188,8 +200,12 @@ class Builder:
         return x if x.shape == shape else self.create("reshape", [x], [(shape, x.dtype)])
 
     def transpose(self, x: Value, permutation: Sequence[int]) -> Value:
-        """Permutes dims; x itself under the identity."""
+        """Permutes dims; x itself under the identity. A permutation of a permutation is one."""
         permutation = tuple(permutation)
+        owner = defining_op(x.ir)
+        if owner is not None and owner.name == "nova.transpose":
+            first = attribute_value(owner.attributes["permutation"])
+            x, permutation = wrap(owner.operands[0]), tuple(first[d] for d in permutation)
         if permutation == tuple(range(x.rank)):
             return x
         shape = tuple(x.shape[d] for d in permutation)
@@ -227,9 +243,14 @@ class Builder:
         return self.slice(x, tuple(starts), tuple(limits), tuple(strides))
 
     def concat(self, xs: Sequence[Value], dim: int) -> Value:
-        """Concatenation along dim."""
+        """Concatenation along dim, in two levels where the operands have too many shapes for one op."""
         if len(xs) == 1:
             return xs[0]
+        runs = [list(run) for _, run in groupby(xs, key=lambda x: (x.shape, x.dtype))]
+        limit = REGISTRY["concat"].operands.runs
+        if len(runs) > limit:
+            parts = [[x for run in runs[i : i + limit] for x in run] for i in range(0, len(runs), limit)]
+            return self.concat([self.concat(part, dim) for part in parts], dim)
         shape = list(xs[0].shape)
         shape[dim] = sum(x.shape[dim] for x in xs)
         return self.create("concat", xs, [(tuple(shape), xs[0].dtype)], dim=dim)

@@ -128,7 +128,7 @@ def _check_attention(it: Instance, first: int, out: Described, lse: Described) -
         check(optional[-1] == Described((), "i64"), "seed {} must be a 0-d i64", optional[-1])
 
 
-@op("attention", "q k v *mask_and_seed", "out lse", _ATTENTION)
+@op("attention", "q k v mask?has_mask seed?has_seed", "out lse", _ATTENTION)
 def _attention(it: Instance) -> None:
     """out = dropout(softmax(q @ k^T * scale + mask)) @ v and lse = logsumexp of the masked, scaled scores.
 
@@ -141,7 +141,12 @@ def _attention(it: Instance) -> None:
     check(it.outs[0].dtype in (it.ins[0].dtype, "f32"), "out {} does not fit q {}", it.outs[0], it.ins[0])
 
 
-@op("attention_backward", "dout q k v out lse *mask_and_seed", "dq dk dv *dmask", _ATTENTION + " mask_grad:bool")
+@op(
+    "attention_backward",
+    "dout q k v out lse mask?has_mask seed?has_seed",
+    "dq dk dv *dmask",
+    _ATTENTION + " mask_grad:bool",
+)
 def _attention_backward(it: Instance) -> None:
     """Gradients of attention. With p = e**(scores - lse), ds = p * (dropped(dout @ v^T) - rowsum(dout * out)):
 

@@ -21,9 +21,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from nova.dialect import ops  # noqa: F401  (declares the ops)
+from nova.dialect.base import REGISTRY
 from nova.dialect.build import Builder, Value, attribute, is_number, scalar_category
 from nova.dialect.types import COMPLEX, FLOATS, INTEGERS, LOW_PRECISION, Shape, tensor_type
-from nova.errors import CompileError, NovaError
+from nova.errors import CompileError, NovaError, UnsupportedError
 from nova.mlir import context, func, ir
 
 SHORT_NAMES: dict[torch.dtype, str] = {
@@ -38,6 +40,7 @@ class NoLowering(Exception):
     """These arguments of an ATen op have no nova form: the op is left to PyTorch."""
 
 
+ATEN_CALL = REGISTRY["aten_call"]
 EMITTERS: dict[str, Callable[..., Any]] = {}
 
 
@@ -178,6 +181,8 @@ class Emitter:
         """Emits one call_function node; its Value, or a list for several results."""
         self.node = node
         self.b.loc = self.location(node.meta.get("src"))
+        recompute = node.meta.get("recompute")  # the checkpointed region that runs again here
+        self.b.extra = {} if recompute is None else {"nova.recompute": attribute("int", recompute)}
         if node.target is operator.getitem:
             source, index = node.args
             return self.values[source][index]  # type: ignore[index]
@@ -203,13 +208,10 @@ class Emitter:
 
     def _plain(self) -> bool:
         """No complex operand or result."""
-        if any(t is not None and t.dtype in COMPLEX for t in self.outs):
+        if any(t.dtype in COMPLEX for t in _leaves(self.node.meta["type"])):
             return False
-        for source in self.node.all_input_nodes:
-            value = self.values[source]
-            if isinstance(value, Value) and value.dtype in COMPLEX:
-                return False
-        return True
+        values = (self.values[source] for source in self.node.all_input_nodes)
+        return not any(isinstance(value, Value) and value.dtype in COMPLEX for value in values)
 
     def location(self, src: Any) -> ir.Location | None:
         """The MLIR location of a user's source line: its file and line, named by the module that was running."""
@@ -243,9 +245,20 @@ class Emitter:
         attributes = {"op": attribute("str", str(node.target)), "args": attribute("str", json.dumps(args))}
         if node.meta.get("dynamic"):
             attributes["nova.dynamic"] = ir.UnitAttr.get()
+        types = [tensor_type(tuple(t.shape), t.dtype) for _, t in present]
+        for kind, values, sides in (
+            ("operand", [(v.shape, v.dtype) for v in operands], ATEN_CALL.operands),
+            ("result", types, ATEN_CALL.results),
+        ):
+            try:
+                attributes[f"{kind}SegmentSizes"] = attribute("segments", sides.segments(values, {}))
+            except ValueError as error:
+                raise UnsupportedError(
+                    f"{node.target} cannot run inside the step: {error}", node.meta.get("src")
+                ) from None
         op = ir.Operation.create(
             "nova.aten_call",
-            results=[tensor_type(tuple(t.shape), t.dtype) for _, t in present],
+            results=types,
             operands=[v.ir for v in operands],
             attributes=attributes,
             loc=self.b.loc,
@@ -255,6 +268,13 @@ class Emitter:
             results[i] = Value(op.results[position], tuple(t.shape), t.dtype)
         several = isinstance(node.meta["type"], (tuple, list))
         return results if several else results[0]
+
+
+def _leaves(type_: Any) -> list[Any]:
+    """The tensor types in a node's recorded type, nested or not."""
+    if isinstance(type_, (tuple, list)):
+        return [leaf for item in type_ for leaf in _leaves(item)]
+    return [] if type_ is None else [type_]
 
 
 def encode(arg: Any) -> Any:

@@ -10,24 +10,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nova.dialect.base import attribute_value
+from nova.dialect.base import defining_op
 from nova.dialect.build import Value, is_number, wrap
 from nova.dialect.emit import Emitter, NoLowering, emits
 from nova.dialect.types import FLOATS, LOW_PRECISION, broadcast_shapes
-from nova.mlir import ir
 
 
 def _transposed_operand(value: Value) -> Value | None:
     """w if the 2-d value is transpose(w)."""
-    owner = value.ir.owner
-    if not isinstance(owner, ir.Operation) and not hasattr(owner, "operation"):
-        return None  # a block argument
-    operation = owner.operation
-    if operation.name != "nova.transpose" or value.rank != 2:
+    owner = defining_op(value.ir) if value.rank == 2 else None
+    if owner is None or owner.name != "nova.transpose":
         return None
-    if attribute_value(operation.attributes["permutation"]) != (1, 0):
-        return None
-    return wrap(operation.operands[0])
+    return wrap(owner.operands[0])
 
 
 def _mm(e: Emitter, a: Value, b: Value, dtype: str | None = None) -> Value:

@@ -172,6 +172,21 @@ def native_batch_norm(
     return [e.finish(made[0], 0), e.finish(made[1], 1), e.finish(made[3], 2)]
 
 
+@emits("_native_batch_norm_legit_no_training.default")
+def batch_norm_no_training(
+    e: Emitter,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: Any,
+    eps: float,
+) -> list[Value | None]:
+    """(y, two empty tensors) with fixed statistics."""
+    return [_evaluate(e, x, (weight, bias), running_mean, running_var, eps), *_empty_statistics(e)]
+
+
 @emits("_native_batch_norm_legit.no_stats")
 def batch_norm_no_stats(
     e: Emitter, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: Any, eps: float

@@ -7,7 +7,16 @@ halves of fused attention). `base.REGISTRY` maps each op's name to its declarati
 
 from __future__ import annotations
 
-from nova.dialect import attention, contraction, dispatch, elementwise, reductions, scalars, training, views  # noqa: F401  (declare their ops)
+from nova.dialect import (  # noqa: F401  (declare their ops)
+    attention,
+    contraction,
+    dispatch,
+    elementwise,
+    reductions,
+    scalars,
+    training,
+    views,
+)
 from nova.dialect.base import REGISTRY, OpSpec, load
 
 __all__ = ["REGISTRY", "OpSpec", "load", "markdown"]
@@ -19,5 +28,6 @@ def markdown() -> str:
     for name, spec in sorted(REGISTRY.items()):
         attributes = ", ".join(f"{key}: {kind}" for key, kind in spec.attrs.items())
         lines += [f"## nova.{name}", ""]
-        lines += [f"`({spec.operands.describe()}) {{{attributes}}} -> ({spec.results.describe()})`", "", spec.doc.strip(), ""]
+        lines += [f"`({spec.operands.describe()}) {{{attributes}}} -> ({spec.results.describe()})`", ""]
+        lines += [spec.doc.strip(), ""]
     return "\n".join(lines)

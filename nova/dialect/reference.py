@@ -10,6 +10,7 @@ rounds once"); the interpreter rounds results to their declared dtypes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,8 +63,10 @@ def _compute(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-def _load_meanings() -> None:
-    from nova.dialect import (  # noqa: F401  (fill MEANING)
+@functools.cache
+def load() -> None:
+    """Fills MEANING."""
+    from nova.dialect import (  # noqa: F401
         reference_contraction,
         reference_elementwise,
         reference_reductions,
@@ -95,10 +98,15 @@ def _declared(attributes: Attributes, position: int, result: Tensor) -> Tensor:
     return result
 
 
+def evaluate(operation: ir.Operation, operands: Sequence[Tensor]) -> Tensor:
+    """The only result of an op on operands of other shapes than its own (constant folding uses 0-d ones)."""
+    result = MEANING[operation.name.removeprefix("nova.")](Attributes(operation), *map(_compute, operands))
+    return result
+
+
 def interpret(module: ir.Module, inputs: Sequence[Tensor], precision: str = "declared") -> list[Tensor]:
     """Runs the first function of a level-1 module. precision "f64" computes every float in float64."""
-    if not MEANING:
-        _load_meanings()
+    load()
     wide = precision == "f64"
     function = module.body.operations[0]
     block = function.regions[0].blocks[0]

@@ -37,7 +37,7 @@ def _reduce_logical(a: Attributes, x: Tensor) -> Tensor:
 @meaning("argmax", "argmin")
 def _arg(a: Attributes, x: Tensor) -> Tensor:
     function = torch.argmax if a.name.endswith("max") else torch.argmin
-    return function(x, a.dim, keepdim=a.keepdim)
+    return function(x.byte() if x.dtype == torch.bool else x, a.dim, keepdim=a.keepdim)
 
 
 @meaning("softmax")

@@ -82,7 +82,7 @@ def _check_state(it: Instance, names: str, values: list[Described]) -> None:
 
 def _check_scalars(it: Instance, first: int, last: int) -> None:
     for position in range(first, last):
-        name, value = it.spec.operands[position], it.ins[position]
+        name, value = it.spec.operands.fixed[position], it.ins[position]
         check(value.shape == () and value.dtype in FLOATS, "{} {} must be a 0-d float", name, value)
 
 
@@ -93,7 +93,7 @@ def _check_found_inf(it: Instance) -> None:
 
 @op(
     "sgd",
-    "p g lr momentum dampening weight_decay *buf_first_found_inf",
+    "p g lr momentum dampening weight_decay buf?has_buf first?has_first found_inf?has_found_inf",
     "new_p *new_buf",
     "nesterov:bool maximize:bool has_buf:bool has_first:bool has_found_inf:bool",
 )
@@ -116,7 +116,7 @@ def _sgd(it: Instance) -> None:
 
 @op(
     "adam",
-    "p g m v step lr beta1 beta2 eps weight_decay *vmax_found_inf",
+    "p g m v step lr beta1 beta2 eps weight_decay vmax?amsgrad found_inf?has_found_inf",
     "new_p new_m new_v new_step *new_vmax",
     "decoupled:bool amsgrad:bool maximize:bool has_found_inf:bool",
 )
@@ -158,7 +158,7 @@ def _adagrad(it: Instance) -> None:
 
 @op(
     "rmsprop",
-    "p g square_avg step lr alpha eps weight_decay momentum *grad_avg_buf_found_inf",
+    "p g square_avg step lr alpha eps weight_decay momentum grad_avg?centered buf?has_momentum found_inf?has_found_inf",
     "new_p new_square_avg new_step *new_grad_avg_buf",
     "centered:bool has_momentum:bool maximize:bool has_found_inf:bool",
 )
@@ -178,7 +178,7 @@ def _rmsprop(it: Instance) -> None:
     _check_found_inf(it)
 
 
-@op("foreach_norm", "*xs", "norms", "ord:float")
+@op("foreach_norm", "*xs/1024", "norms", "ord:float")
 def _foreach_norm(it: Instance) -> None:
     """norms[i] = the vector norm of order `ord` (1, 2 or inf) of xs[i]; a 1-d float of as many elements as operands."""
     check(it.outs[0].shape == (len(it.ins),), "result {} of {} norms", it.outs[0], len(it.ins))
@@ -186,13 +186,13 @@ def _foreach_norm(it: Instance) -> None:
         check(x.dtype in FLOATS, "operand {} must be a float", x)
 
 
-@op("bucket_ready", "*gradients", "", "bucket:int", pure=False)
+@op("bucket_ready", "", "", "bucket:int", pure=False)
 def _bucket_ready(it: Instance) -> None:
-    """All gradients of a bucket are computed: their reduction across ranks may start. Ordered, never removed."""
+    """All gradients of a bucket are computed above: their reduction across ranks may start. Never moved or removed."""
     check(it["bucket"] >= 0, "bucket {} is negative", it["bucket"])
 
 
-@op("aten_call", "*tensors", "*results", "op:str args:str", pure=False)
+@op("aten_call", "*tensors/16", "*results/16", "op:str args:str", pure=False)
 def _aten_call(it: Instance) -> None:
     """A call of the ATen overload `op` ("aten.topk.default") through PyTorch.
 

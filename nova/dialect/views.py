@@ -119,7 +119,7 @@ def _reverse(it: Instance) -> None:
     check_like(it.outs[0], it.ins[0], "result")
 
 
-@op("concat", "*xs", "y", "dim:int")
+@op("concat", "*xs/8", "y", "dim:int")
 def _concat(it: Instance) -> None:
     """The operands one after the other along dim; their other dims are equal."""
     check(len(it.ins) > 0, "concat of nothing")
@@ -219,7 +219,7 @@ def _indexed_shape(it: Instance, x: Described, indices: list[Described]) -> Shap
     return rest[:front] + picked + rest[front:]
 
 
-@op("index", "x *indices", "y", "dims:ints")
+@op("index", "x *indices/8", "y", "dims:ints")
 def _index(it: Instance) -> None:
     """Advanced indexing x[.., indices, ..]: indices[k] indexes dim dims[k]; the index tensors broadcast together.
 
@@ -231,7 +231,7 @@ def _index(it: Instance) -> None:
     check_like(y, expected, "result", "expected")
 
 
-@op("index_put", "x values *indices", "y", "dims:ints accumulate:bool")
+@op("index_put", "x values *indices/8", "y", "dims:ints accumulate:bool")
 def _index_put(it: Instance) -> None:
     """x with the elements that `index` with the same dims and indices would read replaced by values (broadcast to that
     shape), or with accumulate increased by them, in index order (deterministic)."""
