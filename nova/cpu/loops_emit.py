@@ -280,9 +280,11 @@ class NestEmitter(body.Hooks):
         for generic in step.generics:
             self.dims = generic.dims
             values = []
-            for access in generic.inputs:
-                value = self.operand(access)
-                values.append(self.load_scalar(self.place_of(access)) if value is None else value)
+            for access in generic.operands:
+                value = self.operand(access) if access is not None else None
+                if value is None and access is not None:
+                    value = self.load_scalar(self.place_of(access))
+                values.append(value)
             for number, output in enumerate(generic.outputs):
                 values.append(self._row_init(generic, number, output))
             results = self.region(generic, values, {})

@@ -109,10 +109,15 @@ class Generic:
     dims: tuple[int, ...]
     reduced: frozenset[int]
     block: ir.Block | None
-    inputs: list[Access]
+    operands: list[Access | None]  # one an input of the region; None if the region does not use it
     outputs: list[Output]
     constant: ir.Attribute | None = None  # of a fill
     consumers: set[int] = field(default_factory=set)
+
+    @property
+    def inputs(self) -> list[Access]:
+        """The operands that are read."""
+        return [access for access in self.operands if access is not None]
 
     @property
     def is_reduction(self) -> bool:
@@ -331,11 +336,14 @@ class _Reader:
         block = op.regions[0].blocks[0]
         number = len(self.generics)
         generic = Generic(number, dims, reduced, block, [], [])
-        for operand, map_ in zip(operands[:inputs_count], maps, strict=False):
+        for operand, map_, argument in zip(operands[:inputs_count], maps, block.arguments, strict=False):
             view = self.tensors[operand]
-            if not isinstance(view, View):
+            if not any(True for _ in argument.uses):  # it only gives a loop its extent
+                generic.operands.append(None)
+            elif isinstance(view, View):
+                generic.operands.append(view.access(_indices(map_, dims)))
+            else:
                 raise CompileError("a generic reads a tensor that nothing wrote")
-            generic.inputs.append(view.access(_indices(map_, dims)))
         yielded = list(list(block.operations)[-1].operation.operands)
         for k in range(outputs_count):
             indices = _indices(maps[inputs_count + k], dims)

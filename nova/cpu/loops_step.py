@@ -281,9 +281,9 @@ class StepEmitter:
     def _heads(self) -> Heads:
         heads = Heads()
         for generic in self.step.generics:
-            accesses = [*generic.inputs, *(o.init.access if o.reads_init else None for o in generic.outputs)]
+            accesses = [*generic.operands, *(o.init.access if o.reads_init else None for o in generic.outputs)]
             if generic.is_reduction:
-                accesses[len(generic.inputs) :] = [None] * len(generic.outputs)
+                accesses[len(generic.operands) :] = [None] * len(generic.outputs)
             heads.operands[generic.number] = [self._head(heads, access) for access in accesses]
             for accumulator in self.accumulators:
                 if accumulator.generic is generic and accumulator.level == len(self.inner):
@@ -354,7 +354,7 @@ class StepEmitter:
         for generic in self.step.generics:
             nest.dims = generic.dims
             arguments = [operand(source) for source in heads.operands[generic.number]]
-            first = len(generic.inputs)
+            first = len(generic.operands)
             if generic.is_reduction:
                 for k in range(len(generic.outputs)):
                     key = (generic.number, k)
