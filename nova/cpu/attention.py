@@ -133,15 +133,15 @@ def read_op(op: ir.Operation) -> Attention:
             element = ir.RankedTensorType(operand.type).element_type
             accesses[tensor] = Access(operand.arg_number, element, access[0], tuple(access[1:]))
     sizes = attribute_value(op.attributes["sizes"])
+    batch, heads, kv_heads, queries, keys, dim, value_dim = sizes
     return Attention(
-        name,
-        *sizes,
+        name, batch, heads, kv_heads, queries, keys, dim, value_dim,
         causal=attribute_value(op.attributes["causal"]),
         scale=attribute_value(op.attributes["scale"]),
         dropout_p=attribute_value(op.attributes["dropout_p"]),
         stream=attribute_value(op.attributes["stream"]),
         accesses=accesses,
-    )
+    )  # fmt: skip
 
 
 def _destination(value: ir.Value) -> ir.BlockArgument:

@@ -93,7 +93,7 @@ def read_view(value: ir.Value) -> View:
     base = read_view(owner.operands[0])
     if owner.name == "nova.transpose":
         strides = tuple(base.strides[axis] for axis in attributes["permutation"])
-        return View(base.root, shape, base.offset, split)
+        return View(base.root, shape, base.offset, strides)
     if owner.name == "nova.slice":
         starts, steps = attributes["starts"], attributes["strides"]
         offset = base.offset + sum(start * s for start, s in zip(starts, base.strides, strict=True))
