@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import struct
 import threading
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from nova.errors import NovaError
 from nova.runtime import memory, orc, step_program
 from nova.runtime.arena import Arena, acquire
 from nova.runtime.binding import Expected, PointerTable
+from nova.runtime.cache import Cache, CacheWarning, shared
 from nova.runtime.dtypes import contiguous_strides, torch_dtype
 from nova.runtime.fallback import Fallback, StepMemory
 from nova.runtime.step_plan import ERROR_BYTES, AtenCall, KernelCall, StepGraph, StepPlan, TensorRef, plan_step
@@ -273,3 +275,21 @@ def build(step_module: Any, kernels: Mapping[str, Kernel], signature: Any = None
     from nova.runtime.read_step import read_step
 
     return link(read_step(step_module, signature), kernels)
+
+
+def save(executable: Executable, digest: str, cache: Cache | None = None, **about: Any) -> None:
+    """Keeps a compiled step in the artifact cache under its key. `about`: JSON for the reader (name, key parts, ...)."""
+    meta, blobs = executable.entry()
+    (cache or shared()).put("step", digest, {**meta, "about": about}, blobs)
+
+
+def load(digest: str, cache: Cache | None = None) -> Executable | None:
+    """The compiled step of that key from memory or disk; None where there is none that this version can use."""
+    entry = (cache or shared()).get("step", digest)
+    if entry is None:
+        return None
+    try:
+        return Executable.from_entry(entry.meta, entry.blobs)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # written by something else under our key
+        warnings.warn(f"Nova cache: ignoring step {digest}: {error}; compiling again", CacheWarning, stacklevel=2)
+        return None

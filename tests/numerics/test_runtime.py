@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nova.runtime import binding, executable
+from nova.runtime.cache import Cache, CacheWarning
 from nova.runtime.executable import Executable, link
 from nova.runtime.step_plan import GraphCall, GraphOutput, GraphValue, StepGraph
 from tests.numerics import runtime_kernels as kernels
@@ -133,6 +134,20 @@ def test_stored_step_is_rebuilt_from_json_and_bytes():
     want = p + 3 * g
     (out,) = again([p, g], [3.0])
     assert torch.allclose(p, want) and torch.allclose(out, want * want)
+
+
+def test_step_comes_back_from_the_artifact_cache(tmp_path):
+    executable.save(sgd_step().link(), "ab12", Cache(tmp_path), name="sgd")
+    step = executable.load("ab12", Cache(tmp_path))
+    p, g = torch.randn(8), torch.randn(8)
+    want = p + 3 * g
+    (out,) = step([p, g], [3.0])
+    assert torch.allclose(p, want) and torch.allclose(out, want * want)
+    assert executable.load("ab13", Cache(tmp_path)) is None
+    cache = Cache(tmp_path)
+    cache.put("step", "cd34", {"plan": {"version": 0}, "kernels": []}, {"step": b"", "constants": b""})
+    with pytest.warns(CacheWarning, match="version 0"):
+        assert executable.load("cd34", cache) is None
 
 
 def test_workspace_constants_views_and_passthrough_outputs():
