@@ -44,6 +44,7 @@ class Former:
         self.batches: dict[object, Group] = {}
         self.outputs = set(function.outputs)
         self.now = 0.0
+        self.barrier = 0.0  # kernels before it stay there: a bucket's gradients must be complete at its marker
 
     def run(self) -> list[Group]:
         for op in self.function.ops:
@@ -146,6 +147,8 @@ class Former:
         if op.name not in ATTENTION:
             op.operands = [self.materialise(value, "is read by an op that wants whole tensors", op) for value in op.operands]
         group = self.new_group(ALONE.get(op.name, "step"))
+        if op.name == "bucket_ready":
+            self.barrier = group.position
         group.ops.append(op)
         self.read_by(group, op)
         self.own(group, op)
@@ -217,6 +220,8 @@ class Former:
                 latest = max(latest, home.position)
         if latest < group.position:
             return None
+        if group.position <= self.barrier:
+            return "would move behind the marker of a gradient bucket"
         if any(not reader.dead for reader in self.readers[group]):
             return "needs a value computed after a reader of that kernel"
         self.now += 1.0

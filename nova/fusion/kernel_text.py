@@ -100,23 +100,22 @@ class _Printer:
     def sliced(self, tensor: Tensor, index: Index) -> tuple[Index, tuple[int, ...], tuple[str, str] | None]:
         """The map, the shape it applies to, and (offsets, sizes) text of the slice in front, if one is needed."""
         sizes = self.kernel.loops
-        if -1 in tensor.shape or all(item.const == 0 and item.terms for item in index):
+        if -1 in tensor.shape:
             return index, tensor.shape, None
         offsets, extents, kept, shape = [], [], [], []
         for item, size in zip(index, tensor.shape, strict=True):
-            offsets.append(str(item.const))
-            if not item.terms:
-                extents.append("1")
-                continue
-            low = sum(c * (sizes[loop] - 1) for loop, c in item.terms if c < 0)
-            assert low == 0, "negative steps are read through tensor.extract"
-            whole = item.const == 0
-            extent = size if whole else sum(c * (sizes[loop] - 1) for loop, c in item.terms) + 1
-            extent = max(0, extent)
-            extents.append(str(extent))
-            kept.append(Linear(0, item.terms))
-            shape.append(extent)
-        return tuple(kept), tuple(shape), (", ".join(offsets), ", ".join(extents))
+            assert all(c > 0 for _, c in item.terms), "negative steps are read through tensor.extract"
+            extent = max(0, sum(c * (sizes[loop] - 1) for loop, c in item.terms) + 1) if item.terms else 1
+            if any(sizes[loop] == 0 for loop, _ in item.terms):
+                extent = 0
+            offsets.append(item.const)
+            extents.append(extent)
+            if item.terms:
+                kept.append(Linear(0, item.terms))
+                shape.append(extent)
+        if len(kept) == len(index) and not any(offsets) and tuple(extents) == tensor.shape:
+            return index, tensor.shape, None
+        return tuple(kept), tuple(shape), (", ".join(map(str, offsets)), ", ".join(map(str, extents)))
 
     def slice(self, tensor: Tensor, shape: tuple[int, ...], part: tuple[str, str]) -> str:
         name = self.name()

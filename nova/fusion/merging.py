@@ -15,6 +15,7 @@ _UNITS = {
     "math.floor": 1.0, "math.ceil": 1.0, "math.trunc": 1.0, "math.copysign": 1.0,
 }  # fmt: skip
 _TRANSCENDENTAL = 14.0
+MAX_RESULTS = 12  # results of one op
 CHEAP = 8.0  # an element is computed again rather than kept in a row of scratch up to this cost
 
 
@@ -69,7 +70,7 @@ def inline(kernel: Kernel) -> None:
             users = readers.get(out.tensor, [])
             if not users or any(user.contraction for user in users):
                 continue
-            if not _may_inline(kernel, op, users):
+            if not _may_inline(kernel, op, users) or any(_reads_overwritten(kernel, user, op.reads()) for user in users):
                 continue
             for user in users:
                 substitute(user, {(out.tensor, out.index): out.value})
@@ -81,18 +82,13 @@ def inline(kernel: Kernel) -> None:
 
 def _may_inline(kernel: Kernel, op: Structured, users: list[Structured]) -> bool:
     trivial = op.outs[0].value.op in ("load", "const", "linear")
-    if trivial and not _moves_read(kernel, op, users):
+    if trivial:
         return True
     if any(set(user.loops) != set(op.loops) for user in users):
         rows = set(kernel.rows)
         homeless = kernel.kind == "contraction" or (bool(rows) and not rows <= set(op.loops) and not _is_after(kernel, op))
         return homeless and all(set(op.loops) <= set(user.loops) for user in users)
     return len(users) == 1 or units(op) <= CHEAP
-
-
-def _moves_read(kernel: Kernel, op: Structured, users: list[Structured]) -> bool:
-    """Whether inlining a plain copy would read a tensor after its contents changed; tensors are written once, so never."""
-    return False
 
 
 def _is_after(kernel: Kernel, op: Structured) -> bool:
@@ -166,7 +162,9 @@ def _try_merge(kernel: Kernel, first: int, second: int) -> bool:
         place, other = second, first  # a moves down
     else:
         return False
-    if not b.loops and len(a.outs) + len(b.outs) > 12:
+    if len(a.outs) + len(b.outs) > MAX_RESULTS:
+        return False
+    if _reads_overwritten(kernel, b, a.reads()) or _reads_overwritten(kernel, a, b.reads() - a.writes()):
         return False
     table = {(out.tensor, out.index): out.value for out in a.outs}
     substitute(b, table)
@@ -174,6 +172,21 @@ def _try_merge(kernel: Kernel, first: int, second: int) -> bool:
     kernel.ops[place] = joined
     del kernel.ops[other]
     return True
+
+
+def _reads_overwritten(kernel: Kernel, op: Structured, reads: set[Tensor]) -> bool:
+    """Whether `op` runs after an in-place result was written, so that it must not read the operand in its place."""
+    for operand, result in kernel.inplace:
+        source, target = kernel.args[operand], kernel.outs[result]
+        if source not in reads:
+            continue
+        known: set[Tensor] = {target}  # what depends on the result
+        for other in kernel.ops:
+            if other.reads() & known:
+                if other is op:
+                    return True
+                known |= other.writes()
+    return False
 
 
 def _reads_where_written(a: Structured, b: Structured) -> bool:
