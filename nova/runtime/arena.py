@@ -21,7 +21,7 @@ class Arena:
 
     def __init__(self, nbytes: int):
         self.nbytes = nbytes
-        raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
+        raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device="cpu")
         shift = -raw.data_ptr() % ALIGNMENT
         self.tensor = raw[shift : shift + nbytes]
         self.address = self.tensor.data_ptr()

@@ -114,8 +114,9 @@ def _agrees(layout: TensorLayout) -> bool:
 @cache
 def tensor_layout() -> TensorLayout | None:
     """Where PyTorch keeps a tensor's pointer and geometry; None where that could not be established."""
-    layout = _find_layout()
-    return layout if layout is not None and _agrees(layout) else None
+    with torch.device("cpu"):  # whatever the user's default device
+        layout = _find_layout()
+        return layout if layout is not None and _agrees(layout) else None
 
 
 def _address(name: str) -> int:

@@ -28,6 +28,7 @@ from nova.runtime.fallback import Fallback, StepMemory
 from nova.runtime.step_plan import ERROR_BYTES, AtenCall, KernelCall, StepGraph, StepPlan, TensorRef, plan_step
 
 _EXCEPTIONS = {"IndexError": IndexError, "RuntimeError": RuntimeError, "ValueError": ValueError}
+_CPU = torch.device("cpu")  # said explicitly: `torch.set_default_device` may say otherwise
 _SEED_MASK = (1 << 64) - 1
 
 
@@ -90,7 +91,7 @@ class Executable:
         self._pack_scalars = struct.Struct(f"{plan.scalars}d").pack_into
         self._seed = ctypes.c_uint64.from_buffer(self._scalar_block, 8 * plan.scalars) if plan.seeded else None
         self._errors = (ctypes.c_int64 * (plan.error_slots * ERROR_BYTES // 8))()
-        self._constants = torch.empty(max(len(constants), 1), dtype=torch.uint8)
+        self._constants = torch.empty(max(len(constants), 1), dtype=torch.uint8, device=_CPU)
         if constants:
             ctypes.memmove(self._constants.data_ptr(), constants, len(constants))
         self._memory = StepMemory(plan, self._constants, self._scalar_block)
@@ -141,6 +142,15 @@ class Executable:
         self._table.set_base(plan.scalar_block, ctypes.addressof(self._scalar_block))
         self._table.set_base(plan.errors, ctypes.addressof(self._errors))
 
+    def _acquire_arena(self) -> Arena:
+        try:
+            return acquire(self.plan.arena_bytes, self._arena)
+        except RuntimeError as error:  # PyTorch's out-of-memory on the CPU
+            largest = sorted(self.plan.report.get("slots", ()), key=lambda slot: -slot[4])[:5]
+            buffers = ", ".join(f"{slot[0]} {slot[4]:,} B" for slot in largest)
+            error.add_note(f"the compiled step {self.plan.name} needs {self.plan.arena_bytes:,} B; largest: {buffers}")
+            raise
+
     def _move_to(self, arena: Arena) -> None:
         self._arena = arena
         self._memory.move_to(arena.tensor)
@@ -168,8 +178,8 @@ class Executable:
             if self._seed is not None:
                 self._seed.value = seed & _SEED_MASK
             new = torch.empty_strided
-            outputs = [new(shape, strides, dtype=dtype) for shape, strides, dtype in self._allocations]
-            arena = acquire(self.plan.arena_bytes, self._arena)
+            outputs = [new(shape, strides, dtype=dtype, device=_CPU) for shape, strides, dtype in self._allocations]
+            arena = self._acquire_arena()
             try:
                 if arena is not self._arena:
                     self._move_to(arena)
@@ -252,7 +262,7 @@ class Executable:
         return cls(StepPlan.from_json(meta["plan"]), kernels, blobs["step"], blobs["constants"])
 
 
-def link(graph: StepGraph, kernels: Mapping[str, Kernel]) -> Executable:
+def link(graph: StepGraph, kernels: Mapping[str, Kernel], reorder: bool = False) -> Executable:
     """Plans, compiles and links a step. `kernels`: callee symbol -> object; symbols may share one."""
     distinct: dict[tuple[str, bytes], int] = {}
     objects: list[Kernel] = []
@@ -264,7 +274,7 @@ def link(graph: StepGraph, kernels: Mapping[str, Kernel]) -> Executable:
             distinct[key] = len(objects)
             objects.append(kernel)
         numbers[symbol] = (distinct[key], kernel.workspace)
-    plan, constants, laid_out = plan_step(graph, numbers, [kernel.name for kernel in objects])
+    plan, constants, laid_out = plan_step(graph, numbers, [kernel.name for kernel in objects], reorder)
     executable = Executable(plan, objects, step_program.compile_step(plan), constants)
     executable.memory_plan = laid_out
     return executable
@@ -278,7 +288,7 @@ def build(step_module: Any, kernels: Mapping[str, Kernel], signature: Any = None
 
 
 def save(executable: Executable, digest: str, cache: Cache | None = None, **about: Any) -> None:
-    """Keeps a compiled step in the artifact cache under its key. `about`: JSON for the reader (name, key parts, ...)."""
+    """Keeps a compiled step in the artifact cache under its key. `about`: JSON for the reader, such as key parts."""
     meta, blobs = executable.entry()
     (cache or shared()).put("step", digest, {**meta, "about": about}, blobs)
 

@@ -248,14 +248,20 @@ def _item(data: dict[str, Any]) -> Item:
 
 
 def plan_step(
-    graph: StepGraph, kernels: dict[str, tuple[int, int]], names: list[str]
+    graph: StepGraph, kernels: dict[str, tuple[int, int]], names: list[str], reorder: bool = False
 ) -> tuple[StepPlan, bytes, memory.MemoryPlan]:
     """Plans memory and resolves every operand to a Ref.
 
-    `kernels`: callee symbol -> (kernel number, workspace bytes); `names`: one name a kernel number.
-    Returns the plan, the bytes of the constants block, and the memory plan (for printing).
+    `kernels`: callee symbol -> (kernel number, workspace bytes); `names`: one name a kernel number. `reorder`: call
+    in an order with a lower peak, where one is found. Returns the plan, the bytes of the constants block, and the
+    memory plan (for printing).
     """
-    return _StepPlanner(graph, kernels, names).run()
+    planner = _StepPlanner(graph, kernels, names)
+    # Buckets are ready in program order; live tensors are invisible to the memory planner.
+    fixed = any(call.kind == "bucket" for call in graph.calls) or any(value.shape is None for value in graph.values)
+    if reorder and not fixed:
+        planner = _StepPlanner(planner.reordered(), kernels, names)
+    return planner.run()
 
 
 class _StepPlanner:
@@ -324,8 +330,14 @@ class _StepPlanner:
                     raise ValueError(f"constant {index} has {len(value.data)} bytes of data, not {value.nbytes}")
                 self.bound[index] = self._constant(value.data)
 
-    def _memory(self, fresh: list[GraphOutput]) -> memory.MemoryPlan:
-        """Runs the pure planner. Live values take no part: to it they are empty constants."""
+    def reordered(self) -> StepGraph:
+        graph = self.graph
+        outputs = [memory.Output(output.value, output.state_of) for output in graph.outputs]
+        order = memory.reorder(self._values(), self._calls(), outputs)
+        return dataclasses.replace(graph, calls=[graph.calls[time] for time in order])
+
+    def _values(self) -> list[memory.Value]:
+        """For the pure planner. Live values take no part: to it they are empty constants."""
         values = []
         for index, value in enumerate(self.graph.values):
             if index in self.live:
@@ -335,19 +347,25 @@ class _StepPlanner:
             else:
                 kind: Literal["input", "constant"] = "input" if value.kind == "tensor" else "constant"
                 values.append(memory.Value(value.nbytes, kind, value.view_of, value.name))
+        return values
+
+    def _calls(self) -> list[memory.Call]:
         calls = []
         for call in self.graph.calls:
             operands = tuple(v for v in call.operands if v not in self.live)
             results = tuple(v for v in call.results if v not in self.live)
             workspace = self.kernels[call.target][1] if call.kind == "kernel" else 0
             calls.append(memory.Call(operands, results, tuple(call.inplace), workspace, call.target))
+        return calls
+
+    def _memory(self, fresh: list[GraphOutput]) -> memory.MemoryPlan:
         state = [output for output in self.graph.outputs if output.state_of is not None]
         outputs = []
         for spec, output in zip(self.plan.outputs, fresh, strict=True):
             gathered = spec.live is not None or spec.strides != contiguous_strides(spec.shape)
             outputs.append(memory.Output(output.value, None, gathered))
         outputs += [memory.Output(output.value, output.state_of) for output in state]
-        return memory.plan(values, calls, outputs)
+        return memory.plan(self._values(), self._calls(), outputs)
 
     def _resolve(self, place: memory.Place) -> Ref:
         if place.segment == "arena":

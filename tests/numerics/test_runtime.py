@@ -308,6 +308,25 @@ def test_output_with_eager_strides():
     assert second.stride() == (1, 3) and torch.equal(second, x_value.view(3, 2))
 
 
+def test_default_device_of_the_user_does_not_matter():
+    step = sgd_step().link()
+    p, g = torch.randn(8), torch.randn(8)
+    want = p + g
+    binding.tensor_layout.cache_clear()
+    with torch.device("meta"):
+        (out,) = step([p, g], [1.0])
+        assert binding.tensor_layout() is not None
+    assert torch.allclose(p, want) and torch.allclose(out, want * want)
+
+
+def test_out_of_memory_says_what_the_step_needs():
+    step = chain(64)
+    step.plan.arena_bytes = 1 << 60
+    with pytest.raises(RuntimeError) as raised:
+        step([torch.randn(64)])
+    assert "needs 1,152,921,504,606,846,976 B; largest: add64" in raised.value.__notes__[0]
+
+
 def test_seed_reaches_the_step():
     b = Builder()
     b.value((), "f64", "scalar")
@@ -352,6 +371,21 @@ def chain(n: int) -> Executable:
     second = b.call(kernels.add(n), [first, x], (n,))
     b.output(b.call(kernels.mul(n), [second, x], (n,)))
     return b.link()
+
+
+def test_reordering_calls_lowers_the_peak_and_keeps_the_result():
+    b = Builder()
+    x = b.input(64)
+    # program order makes all four products first and adds them up afterwards
+    products = [b.call(kernels.mul(64), [x, x], (64,)) for _ in range(4)]
+    total = products[0]
+    for product in products[1:]:
+        total = b.call(kernels.add(64), [total, product], (64,), inplace=[(0, 0)])
+    b.output(b.call(kernels.add(64), [total, total], (64,)))
+    plain, moved = link(b.graph, b.kernels), link(b.graph, b.kernels, reorder=True)
+    value = torch.randn(64)
+    assert moved.arena_bytes < plain.arena_bytes
+    assert torch.equal(plain([value])[0], moved([value])[0])
 
 
 def test_executables_share_one_arena_and_the_last_one_frees_it():
