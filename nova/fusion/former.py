@@ -276,7 +276,7 @@ class Former:
             other = self.home.get(base)
             if other is None or other is group or base.op is None or base.op.name not in ELEMENTWISE:
                 continue
-            chain, leaves = self.chain(base, other)
+            chain, leaves = self.chain(base, other, op)
             if not chain or self.is_stored(base, group):
                 continue
             have = {self.base(v) for member in group.ops for v in member.operands if member is not op} | set(op.operands)
@@ -305,7 +305,17 @@ class Former:
             return any(self.forces(u) for u in user.results[0].users) or user.results[0] in self.outputs
         return user.name in CONTRACTIONS or user.name in ALONE or user.name in STEP_OPS
 
-    def chain(self, value: Value, group: Group) -> tuple[list[Op], list[Value]]:
+    def is_wanted_later(self, value: Value, now: Op) -> bool:
+        """Whether ops that come after `now` read the value too, so that it will be in memory most likely."""
+        users = list(value.users)
+        for user in users:
+            if user.name in VIEWS:
+                users += user.results[0].users
+            elif user.order > now.order:
+                return True
+        return value in self.outputs or any(self.forces(user) for user in value.users)
+
+    def chain(self, value: Value, group: Group, reader: Op) -> tuple[list[Op], list[Value]]:
         """The elementwise ops of `group` that compute `value` from values in memory, and these values."""
         ops: list[Op] = []
         leaves: list[Value] = []
@@ -314,7 +324,12 @@ class Former:
             current = stack.pop()
             op = current.op
             inside = op is not None and self.home.get(current) is group and op.name in ELEMENTWISE
-            if current is not value and (not inside or current.bytes * 8 <= value.bytes or self.is_read(current, group)):
+            if current is not value and (
+                not inside
+                or current.bytes * 8 <= value.bytes
+                or self.is_read(current, group)
+                or self.is_wanted_later(current, reader)
+            ):
                 if op is None or not is_generator(op):
                     leaves.append(current)
                 continue

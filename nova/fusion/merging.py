@@ -164,7 +164,8 @@ def _try_merge(kernel: Kernel, first: int, second: int) -> bool:
         return False
     if len(a.outs) + len(b.outs) > MAX_RESULTS:
         return False
-    if _reads_overwritten(kernel, b, a.reads()) or _reads_overwritten(kernel, a, b.reads() - a.writes()):
+    own = a.writes() | b.writes()
+    if _reads_overwritten(kernel, b, a.reads(), own) or _reads_overwritten(kernel, a, b.reads() - a.writes(), own):
         return False
     table = {(out.tensor, out.index): out.value for out in a.outs}
     substitute(b, table)
@@ -174,11 +175,16 @@ def _try_merge(kernel: Kernel, first: int, second: int) -> bool:
     return True
 
 
-def _reads_overwritten(kernel: Kernel, op: Structured, reads: set[Tensor]) -> bool:
-    """Whether `op` runs after an in-place result was written, so that it must not read the operand in its place."""
+def _reads_overwritten(
+    kernel: Kernel, op: Structured, reads: set[Tensor], own: set[Tensor] | frozenset[Tensor] = frozenset()
+) -> bool:
+    """Whether `op` runs after an in-place result was written, so that it must not read the operand in its place.
+
+    A result in `own` is written by the op itself, element by element after reading.
+    """
     for operand, result in kernel.inplace:
         source, target = kernel.args[operand], kernel.outs[result]
-        if source not in reads:
+        if source not in reads or target in own:
             continue
         known: set[Tensor] = {target}  # what depends on the result
         for other in kernel.ops:
