@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 
-from nova.cpu import build, parallel
+from nova.cpu import build, loops_tile, parallel
 from nova.cpu import lanes as ln
 from nova.cpu.lanes import Value
 from nova.cpu.loops_emit import NestEmitter, Storage
-from nova.cpu.loops_ir import Kernel, Result, read_kernel
+from nova.cpu.loops_ir import Access, Kernel, Result, read_kernel
 from nova.cpu.loops_merge import cross_keys, merge_phase, slot_pointer, start_partial
 from nova.cpu.loops_plan import Nest, local_size, plan
 from nova.cpu.loops_values import Key
@@ -28,7 +28,7 @@ def lower(func_op: ir.OpView, target: CpuTarget) -> tuple[ir.Module, int]:
     """The kernel's module and its workspace in bytes."""
     kernel = read_kernel(func_op)
     nests = plan(kernel, target)
-    layout = _Layout(kernel, nests)
+    layout = _Layout(nests, target)
     phases = []
     for nest in nests:
         phases.append(_rows_phase(kernel, nest, layout, target))
@@ -42,13 +42,17 @@ def lower(func_op: ir.OpView, target: CpuTarget) -> tuple[ir.Module, int]:
 class _Layout:
     """Slots in the workspace for everything that is not an argument."""
 
-    def __init__(self, kernel: Kernel, nests: list[Nest]):
+    def __init__(self, nests: list[Nest], target: CpuTarget):
         self.workspace = parallel.Workspace()
         self.scratch: dict[Key, parallel.Slot] = {}
         self.whole: dict[Key, parallel.Slot] = {}
         self.partials: dict[Key, parallel.Slot] = {}
+        self.tiles: dict[Access, parallel.Slot] = {}
         nest_of = {g.number: nest for nest in nests for g in nest.generics}
         for nest in nests:
+            for access in nest.tile[1] if nest.tile else ():
+                size = target.lanes("f32") * loops_tile.WIDTH
+                self.tiles[access] = self.workspace.per_thread([size], ln.memory_type(access.element), nest.threads)
             for cross in nest.cross:
                 element = cross.output.element
                 line = 64 // ln.bytes_of(element)  # partials of different tasks share no cache line
@@ -91,6 +95,7 @@ def _storage(region: parallel.Region, layout: _Layout, nest: Nest) -> Storage:
     storage.scratch = {k: slot_pointer(region, s) for k, s in layout.scratch.items() if k[0] in numbers}
     reads = {a.source for g in nest.generics for a in g.inputs if isinstance(a.source, Result)}
     reads |= {Result(g.number, n) for g in nest.generics for n in range(len(g.outputs))}
+    storage.tiles = {a: slot_pointer(region, layout.tiles[a]) for a in (nest.tile[1] if nest.tile else ())}
     storage.whole = {
         key: slot_pointer(region, slot)
         for key, slot in layout.whole.items()

@@ -15,6 +15,7 @@ from nova.cpu.lanes import Value
 from nova.cpu.loops_ir import Access, Argument, Generic, Index, Kernel, Output, Result
 from nova.cpu.loops_plan import Nest, Step, local_index
 from nova.cpu.loops_step import StepEmitter
+from nova.cpu.loops_tile import emit_tile
 from nova.cpu.loops_values import Cursor, Key, Place, add, loop_i64, mul, value_of
 from nova.errors import CompileError
 from nova.mlir import ir, scf
@@ -28,6 +29,7 @@ class Storage:
         self.scratch: dict[Key, Value] = {}  # this thread's, one row at a time
         self.whole: dict[Key, Value] = {}  # complete results in the workspace, for later nests
         self.partials: dict[Key, Value] = {}  # this task's partial
+        self.tiles: dict[Access, Value] = {}  # this thread's, for operands that are turned over
 
 
 class NestEmitter(body.Hooks):
@@ -37,6 +39,7 @@ class NestEmitter(body.Hooks):
         self.kernel, self.nest, self.storage, self.error = kernel, nest, storage, error
         self.full_lanes = lanes
         self.streams = False  # nontemporal stores
+        self.turned: dict[Access, Place] = {}  # operands read from a tile instead
         self.spans: dict[int, tuple[Value, Value]] = {}  # loops of run-time bounds: dim -> (low, length)
         self.stores_rows = True  # whether code per row writes its results to the caller's buffers
         self.sizes = kernel.sizes
@@ -111,6 +114,9 @@ class NestEmitter(body.Hooks):
 
     def _emit_row(self) -> None:
         self.row_values = {}
+        if self.nest.tile:
+            emit_tile(self)
+            return
         for step in self.nest.steps:
             self.step = step
             self.emit_step(step)
@@ -134,6 +140,8 @@ class NestEmitter(body.Hooks):
 
     def place_of(self, access: Access) -> Place:
         """The memory behind an access to an argument or to a stored result."""
+        if access in self.turned:
+            return self.turned[access]
         source = access.source
         if isinstance(source, Argument):
             return Place(self.storage.arguments[source.position], access.linear(), access.element)

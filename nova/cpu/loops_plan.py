@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass, field
 
 from nova.cpu import lanes as ln
+from nova.cpu import loops_tile
 from nova.cpu.loops_ir import Access, Argument, Generic, Index, Kernel, Output, Result
 from nova.errors import CompileError
 from nova.schedule.target import CpuTarget
@@ -64,6 +65,7 @@ class Nest:
     threads: int = 1
     nontemporal: bool = False
     prefetch: bool = False
+    tile: tuple[int, list[Access]] | None = None  # (row dim cut into tiles, operands turned over): loops_tile
 
     @property
     def row_count(self) -> int:
@@ -75,7 +77,8 @@ class Nest:
         return max(count, 1) if self.cross else count
 
     def row_dims(self) -> set[int]:
-        return {dim for dim, _ in self.rows} - {self.split}
+        dims = {dim for dim, _ in self.rows} - {self.split}
+        return dims - {self.steps[0].inner[0]} if self.tile else dims
 
 
 def plan(kernel: Kernel, target: CpuTarget) -> list[Nest]:
@@ -145,6 +148,12 @@ def _plan_nest(kernel: Kernel, generics: list[Generic], rows: tuple[int, ...], t
         extents.append((split, -(-sizes[split] // BLOCK)))
     nest = Nest(generics, extents, split)
     schedule_steps(kernel, nest)
+    nest.tile = loops_tile.find_tile(nest, sizes, target.lanes("f32"))
+    if nest.tile:
+        dim, lane_dim = nest.tile[0], nest.steps[0].inner[0]
+        nest.rows = [(d, n) for d, n in nest.rows if d != dim]
+        nest.rows.append((dim, -(-sizes[dim] // target.lanes("f32"))))
+        nest.rows.append((lane_dim, -(-sizes[lane_dim] // loops_tile.WIDTH)))
     for generic in generics:
         if set(rows) & generic.reduced:
             for number, output in enumerate(generic.outputs):

@@ -127,7 +127,8 @@ class StepEmitter:
     def _has_gathers(self) -> bool:
         """Whether lanes are loaded one by one: wider vectors would only make more code."""
         for generic in self.step.generics:
-            accesses = [*generic.inputs, *(s for o in generic.outputs for s in o.stores)]
+            accesses = [a for a in generic.inputs if a not in self.nest.turned]
+            accesses += [s for o in generic.outputs for s in o.stores]
             if any(dict(a.linear().terms).get(self.lane_dim, 0) not in (0, 1) for a in accesses):
                 return True
             for view in generic.block.operations if generic.block is not None else ():

@@ -271,6 +271,27 @@ def test_transposes_and_zero_sizes(shape: list[int]) -> None:
     assert torch.equal(got, -x.permute(*reversed(range(rank))))
 
 
+@pytest.mark.parametrize("shape", [[2, 64, 128], [1, 100, 130], [3, 8, 200], [2, 1030, 9]])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i1", "i64"])
+def test_large_transposes_go_through_tiles(shape: list[int], dtype: str) -> None:
+    """out[b, j, i] = f(x[b, i, j], y[b, j, i], z[j]), with an index so that coordinates inside a tile show."""
+    b, m, n = shape
+    k = Kernel(shape, [0, 1, 2])
+    x, y, z = k.arg([b, m, n], dtype), k.arg([b, n, m]), k.arg([n])
+    o, p = k.out([b, n, m], dtype), k.out([b, n, m])
+    text = (
+        "%r = linalg.index 1 : index\n %q = arith.index_cast %r : index to i64\n %f = arith.sitofp %q : i64 to f32\n"
+        "%s = arith.addf %i1, %i2 : f32\n %t = arith.addf %s, %f : f32"
+    )
+    ins = [(x, "d0, d1, d2"), (y, "d0, d2, d1"), (z, "d2")]
+    outs = [(o, "d0, d2, d1"), (p, "d0, d2, d1")]
+    r, q = k.generic([0, 1, 2], [], ins, outs, text, "%i0, %t")
+    a, c, d = sample([b, m, n], dtype), torch.randn(b, n, m), torch.randn(n)
+    got, other = run(k.text(r, q), [a, c, d], [([b, n, m], dtype), ([b, n, m], "f32")])
+    assert torch.equal(got, a.transpose(1, 2))
+    assert torch.equal(other, c + d[:, None] + torch.arange(m).float())
+
+
 def test_scalar_kernel() -> None:
     k = Kernel([], [])
     a, b, o = k.arg([], "f64"), k.arg([]), k.out([])
