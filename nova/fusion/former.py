@@ -85,6 +85,13 @@ class Former:
             self.replaced[value] = reshape.results[0]
             return reshape.results[0]
         copy = make("copy", [source], value.shape, value.dtype, value.op)
+        reason = Space(self.materialised).add(copy)
+        if reason is not None:  # not even a copy can read through these views at once
+            assert value.op is not None and value.op.name in VIEWS, f"{value}: {reason}"
+            inner = self.materialise(value.op.operands[0], reason, op)
+            view = make(value.op.name, [inner], value.shape, value.dtype, value.op, **value.op.attrs)
+            self.replaced[value] = self.materialise(view.results[0], why, op)
+            return self.replaced[value]
         self.report.add("materialised", op, source.op.name if source.op else "", why)
         self.replaced[value] = copy.results[0]
         self.place_loops(copy)
