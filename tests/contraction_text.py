@@ -94,7 +94,7 @@ class Case:
         self.lhs, self.rhs, self.out = re.split(",|->", self.spec)
         self.accumulate = "f64" if self.dtype == "f64" else "f32"
         self.out_dtype = self.out_dtype or self.accumulate
-        self.letters = [c for c in dict.fromkeys(re.sub(r"[^a-z]", "", self.out + self.lhs + self.rhs))]
+        self.letters = list(dict.fromkeys(re.sub(r"[^a-z]", "", self.out + self.lhs + self.rhs)))
         self.parallel = [c for c in self.letters if c in self.out]
 
     # --- text ----------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Case:
     def text(self, name: str = "k") -> str:
         acc, ids = self.accumulate, {c: i for i, c in enumerate(self.letters)}
         epilogue = EPILOGUES[self.epilogue] if self.epilogue else None
-        reads = [s if set(s) <= set("mn") and s not in ("mn",) else self.out for s in epilogue.reads] if epilogue else []
+        reads = [self.out if s == "mn" else s for s in epilogue.reads] if epilogue else []
         results = len(epilogue.yields) if epilogue else 1
         operands = [f"%a: {self._type(self.lhs, self.dtype)}", f"%b: {self._type(self.rhs, self.dtype)}"]
         operands += [f"%e{i}: {self._type(s, acc)}" for i, s in enumerate(reads)]
@@ -241,3 +241,62 @@ class Case:
 def _terms(index: str) -> list[tuple[int, str]]:
     """(factor, letter) of "(2p+q)" or "m"."""
     return [(int(f or 1), c) for f, c in re.findall(r"(\d*)([a-z])", index)]
+
+
+def loss_head_text(rows: int, columns: int, depth: int, tile: int, logits: bool) -> str:
+    """Logits (stored or not) with row maxima and sums of exponentials over tiles of `tile` columns."""
+    plane, partial = f"tensor<{rows}x{columns}xf32>", f"tensor<{rows}x{-(-columns // tile)}xf32>"
+    x, w, bias = f"tensor<{rows}x{depth}xf32>", f"tensor<{columns}x{depth}xf32>", f"tensor<{columns}xf32>"
+    types = ([plane] if logits else []) + [partial, partial]
+    names = (["logits"] if logits else []) + ["maxima", "sums"]
+    outs = ", ".join(f"%{name}_out: {type_} {{nova.out}}" for name, type_ in zip(names, types, strict=True))
+    kinds = 'iterator_types = ["parallel", "reduction"]'
+    return f"""
+#a = affine_map<(d0, d1, d2) -> (d0, d2)>
+#b = affine_map<(d0, d1, d2) -> (d1, d2)>
+#c = affine_map<(d0, d1, d2) -> (d0, d1)>
+#mn = affine_map<(d0, d1) -> (d0, d1)>
+#n = affine_map<(d0, d1) -> (d1)>
+#t = affine_map<(d0, d1) -> (d0, d1 floordiv {tile})>
+module {{
+  func.func private @head(%x: {x}, %w: {w}, %bias: {bias}, {outs}) -> ({", ".join(types)})
+      attributes {{nova.kernel = "contraction", nova.inplace = [],
+                  nova.dims = array<i64: {rows}, {columns}, {depth}>}} {{
+    %zero = arith.constant 0.0 : f32
+    %ninf = arith.constant 0xFF800000 : f32
+    %e = tensor.empty() : {plane}
+    %et = tensor.empty() : {partial}
+    %init = linalg.fill ins(%zero : f32) outs(%e : {plane}) -> {plane}
+    %acc = linalg.generic {{indexing_maps = [#a, #b, #c], iterator_types = ["parallel", "parallel", "reduction"]}}
+        ins(%x, %w : {x}, {w}) outs(%init : {plane}) attrs = {{dims = array<i64: 0, 1, 2>, nova.contraction}} {{
+    ^bb0(%l: f32, %r: f32, %s: f32):
+      %m = arith.mulf %l, %r : f32
+      %t = arith.addf %s, %m : f32
+      linalg.yield %t : f32
+    }} -> {plane}
+    %logits = linalg.generic {{indexing_maps = [#mn, #n, #mn], iterator_types = ["parallel", "parallel"]}}
+        ins(%acc, %bias : {plane}, {bias}) outs({"%logits_out" if logits else "%e"} : {plane})
+        attrs = {{dims = array<i64: 0, 1>}} {{
+    ^bb0(%p: f32, %q: f32, %s: f32):
+      %t = arith.addf %p, %q : f32
+      linalg.yield %t : f32
+    }} -> {plane}
+    %low = linalg.fill ins(%ninf : f32) outs(%et : {partial}) -> {partial}
+    %maxima = linalg.generic {{indexing_maps = [#mn, #t], {kinds}}}
+        ins(%logits : {plane}) outs(%low : {partial}) attrs = {{dims = array<i64: 0, 1>}} {{
+    ^bb0(%p: f32, %s: f32):
+      %t = arith.maximumf %s, %p : f32
+      linalg.yield %t : f32
+    }} -> {partial}
+    %none = linalg.fill ins(%zero : f32) outs(%et : {partial}) -> {partial}
+    %sums = linalg.generic {{indexing_maps = [#mn, #t, #t], {kinds}}}
+        ins(%logits, %maxima : {plane}, {partial}) outs(%none : {partial}) attrs = {{dims = array<i64: 0, 1>}} {{
+    ^bb0(%p: f32, %q: f32, %s: f32):
+      %d = arith.subf %p, %q : f32
+      %e1 = math.exp %d : f32
+      %t = arith.addf %s, %e1 : f32
+      linalg.yield %t : f32
+    }} -> {partial}
+    return {", ".join(f"%{name}" for name in names)} : {", ".join(types)}
+  }}
+}}"""

@@ -4,7 +4,8 @@
     Access: element offset = 0 + 2 * i0 + 64 * i2
 
 Transposes, head splits, slices and convolution windows are all of this form, so nothing after this file knows about
-maps or tensor ranks: there are coefficients per dimension, and that is all.
+maps or tensor ranks: there are coefficients per dimension, and that is all. The last coefficient is of `n floordiv NT`,
+the number of the N tile, which partial reductions over tiles are indexed by.
 """
 
 from __future__ import annotations
@@ -91,12 +92,15 @@ def _drop_unit_dims(strides: Sequence[int], sizes: Sequence[int], shape: Sequenc
 
 
 def linear_form(expression: ir.AffineExpr, loops: int) -> tuple[list[int], int]:
-    """Coefficients per loop and the constant of a linear affine expression."""
-    coefficients = [0] * loops
+    """Coefficients per loop, then of a tile number, and the constant of a linear affine expression."""
+    coefficients = [0] * (loops + 1)
     if isinstance(expression, ir.AffineConstantExpr):
         return coefficients, expression.value
     if isinstance(expression, ir.AffineDimExpr):
         coefficients[expression.position] = 1
+        return coefficients, 0
+    if tile_of(expression):
+        coefficients[-1] = 1
         return coefficients, 0
     if isinstance(expression, ir.AffineAddExpr):
         (left, a), (right, b) = (linear_form(e, loops) for e in (expression.lhs, expression.rhs))
@@ -111,14 +115,28 @@ def linear_form(expression: ir.AffineExpr, loops: int) -> tuple[list[int], int]:
     raise CompileError(f"not linear: {expression}")
 
 
+def tile_of(expression: ir.AffineExpr) -> tuple[int, int] | None:
+    """(loop, NT) of `loop floordiv NT`."""
+    if not isinstance(expression, ir.AffineFloorDivExpr):
+        return None
+    loop, size = expression.lhs, expression.rhs
+    if not isinstance(loop, ir.AffineDimExpr) or not isinstance(size, ir.AffineConstantExpr):
+        raise CompileError(f"not linear: {expression}")
+    return loop.position, size.value
+
+
 def access_of(view: View, affine_map: ir.AffineMap, dims: Sequence[int], rank: int) -> Access:
-    """The access of a generic's operand: its map over the kernel-wide ids of the generic's loops."""
-    offset, coefficients = view.offset, [0] * rank
+    """The access of a generic's operand: its map over the kernel-wide ids of the generic's loops.
+
+    `rank` counts the kernel's dimensions; one more, the tile number, follows them.
+    """
+    offset, coefficients = view.offset, [0] * (rank + 1)
+    ids = [*dims, rank]
     for stride, expression in zip(view.strides, affine_map.results, strict=True):
         form, constant = linear_form(expression, len(dims))
         offset += stride * constant
         for loop, factor in enumerate(form):
-            coefficients[dims[loop]] += stride * factor
+            coefficients[ids[loop]] += stride * factor
     return Access(view.buffer, view.element, offset, tuple(coefficients))
 
 

@@ -12,9 +12,9 @@ too few, K is cut into chunks that leave their sums in the workspace, and a seco
 from __future__ import annotations
 
 from nova.cpu import access as ac
+from nova.cpu import build, contraction_rows, ints, pack, parallel
 from nova.cpu import contraction_epilogue as ep
 from nova.cpu import contraction_form as cf
-from nova.cpu import ints, pack, parallel
 from nova.cpu import lanes as ln
 from nova.cpu.contraction_epilogue import Anchor, Frame
 from nova.cpu.contraction_form import Contraction
@@ -31,7 +31,9 @@ from nova.schedule.target import CpuTarget
 def lower(kernel: ir.OpView, target: CpuTarget) -> tuple[ir.Module, int]:
     """The kernel as a module of loops, and its workspace in bytes."""
     c = cf.read(kernel)
-    schedule = config.read(kernel.operation, ContractionSchedule) or schedule_contraction(cf.problem_of(c), target)
+    schedule = config.read(kernel.operation, ContractionSchedule)
+    if schedule is None or (c.tile and schedule.workgroup[1] != c.tile):
+        schedule = schedule_contraction(cf.problem_of(c), target)
     if schedule.kind == "dot":
         from nova.cpu.dot import DotNest
 
@@ -68,6 +70,7 @@ class Nest:
         self.chunk = -(-c.k // s.k_chunks)
         self.blocks = max(1, -(-self.chunk // self.kc))
         self.partial_output = partial_output(c) if self.blocks > 1 and s.k_chunks == 1 else None
+        self.pitch = _up(self.nc, self.columns)  # of the scratch that holds a tile of rows, where tiles are reduced
         self.light = cf.operation_count(c) <= ep.LIGHT_OPERATIONS and all(
             ep.lane_stride(c, access, self.lanes) in (0, 1)
             for access in [*c.plane_reads(), *(access for _, access in c.outputs)]
@@ -83,7 +86,7 @@ class Nest:
 
         self.lhs_slot = slot(self.mc * self.kc if self.pack_lhs else 0)
         self.rhs_slot = slot(self.kc * (self.nc if self.pack_rhs else self.columns if self.rhs_edge else 0))
-        self.tile_slot = slot(self.rows * self.columns)
+        self.tile_slot = slot(self.mc * self.pitch if c.tile else self.rows * self.columns)
         kept = s.k_chunks > 1 or (self.blocks > 1 and self.partial_output is None)
         self.partial_slot = self.workspace.shared([s.k_chunks * c.batch * c.m * c.n], element) if kept else None
 
@@ -184,8 +187,35 @@ class Nest:
                         right = self._rhs_panel(rhs, jr, jc, pc)
                         with ints.loop(ic, m_end, rows) as ir_:
                             left = self._lhs_panel(lhs, ir_, ic, pc)
-                            self._prefetch(sink.frame, ir_, jr)
-                            sink.finish(multiply(self.tile, left, right, depth, even), ir_, jr, first, last)
+                            if not c.tile:
+                                self._prefetch(sink.frame, ir_, jr)
+                            values = multiply(self.tile, left, right, depth, even)
+                            if c.tile:
+                                self._hold(values, ints.sub(ir_, ic), ints.sub(jr, jc))
+                            else:
+                                sink.finish(values, ir_, jr, first, last)
+                    if c.tile:
+                        self._rows_of_tile(sink.frame, (ic, m_end), jc, n_end)
+
+    # --- reductions over N tiles ---------------------------------------------------------------------------------
+
+    def _hold(self, values: list[Value], row: Int, column: Int) -> None:
+        """Puts a register tile where the rest of its N tile is."""
+        for i, value in enumerate(values):
+            place = ints.add(ints.mul(ints.add(row, i // self.tile.vectors), self.pitch), column)
+            place = ints.add(place, i % self.tile.vectors * self.lanes)
+            ln.store(value, ints.offset_pointer(self.tile_buffer, place, self.c.accumulator))
+
+    def _rows_of_tile(self, frame: Frame, m: tuple[Int, Int], n: Int, n_end: Int) -> None:
+        element = self.c.accumulator
+        count = ints.sub(n_end, n) if self.c.n % self.nc else self.nc
+        with build.loop(ints.value(m[0]), ints.value(m[1]), ln.i64(1)) as row:
+            start = ints.offset_pointer(self.tile_buffer, ints.mul(ints.sub(row, m[0]), self.pitch), element)
+
+            def load(j: Int, lanes: int) -> Value:
+                return ln.load(ints.offset_pointer(start, j, element), element, lanes)
+
+            contraction_rows.emit_row(frame, row, n, count, load, self.lanes)
 
     def _depth(self, k: tuple[Int, Int], pc: Int) -> Int:
         if self.c.k == 0:

@@ -79,7 +79,10 @@ class Anchor:
         dims = self.frame.c.dims
         along_m = ac.offset_along(access, dims.m, dims.sizes, m)
         along_n = ac.offset_along(access, dims.n, dims.sizes, n)
-        return ints.offset_pointer(self.frame.base(access), ints.add(along_m, along_n), access.element)
+        tile: Int = 0
+        if access.coefficients[self.frame.c.tile_dim]:
+            tile = ints.mul(ints.div(n, self.frame.c.tile), access.coefficients[self.frame.c.tile_dim])
+        return ints.offset_pointer(self.frame.base(access), ints.add(along_m, along_n, tile), access.element)
 
 
 def _steps(c: Contraction, access: Access) -> tuple[int, int] | None:
@@ -120,6 +123,8 @@ class Segment(body.Hooks):
     def value(self, tensor: Value) -> Value:
         generic, result = self.c.generics[tensor]
         if id(generic) not in self.computed:
+            if generic.tile:
+                raise CompileError(f"kernel @{self.c.name} reads a tile reduction before it is complete: {generic.op}")
             self.computed[id(generic)] = [self._start()] if generic is self.c.core else self._evaluate(generic)
         return self.computed[id(generic)][result]
 
@@ -132,11 +137,15 @@ class Segment(body.Hooks):
         return ln.addf(start, self.accumulator)
 
     def _evaluate(self, generic: Generic) -> list[Value]:
-        arguments = list(generic.block.arguments)
-        operands = [
-            self._operand(generic, i) if i < generic.inputs or _is_used(argument) else None
-            for i, argument in enumerate(arguments)
-        ]
+        numbers = range(len(generic.block.arguments))
+        return self._emit(generic, [self._operand(generic, i) if generic.reads(i) else None for i in numbers])
+
+    def reduce(self, generic: Generic, carried: list[Value]) -> list[Value]:
+        """One step of a reduction over tiles: the running values after this segment."""
+        inputs = [self._operand(generic, i) if generic.reads(i) else None for i in range(generic.inputs)]
+        return self._emit(generic, [*inputs, *carried])
+
+    def _emit(self, generic: Generic, operands: list[Value | None]) -> list[Value]:
         outer, self.current = self.current, generic
         values = body.emit_region(generic.block, operands, self)
         self.current = outer
@@ -238,10 +247,6 @@ def _arguments(op: ir.Operation) -> list[ir.Value]:
     return list(op.regions[0].blocks[0].arguments)
 
 
-def _is_used(argument: ir.Value) -> bool:
-    return next(iter(argument.uses), None) is not None
-
-
 def _check_same_place(c: Contraction, consumer: Generic, number: int) -> None:
     """A value made in this kernel must be read where it was made: at the same m and n."""
     producer, result = c.generics[consumer.operands[number]]
@@ -255,7 +260,8 @@ def _places(generic: Generic, number: int) -> list[tuple[tuple[int, int], ...]]:
     found = []
     for expression in generic.maps[number].results:
         form, _ = ac.linear_form(expression, len(generic.dims))
-        found.append(tuple(sorted((generic.dims[i], factor) for i, factor in enumerate(form) if factor)))
+        ids = [*generic.dims, -1]
+        found.append(tuple(sorted((ids[i], factor) for i, factor in enumerate(form) if factor)))
     return found
 
 

@@ -47,6 +47,8 @@ class Generic:
     maps: list[ir.AffineMap]
     inputs: int
 
+    tile: int = 0  # NT, if this is a reduction over N tiles
+
     @property
     def block(self) -> ir.Block:
         return self.op.regions[0].blocks[0]
@@ -54,6 +56,10 @@ class Generic:
     @property
     def operands(self) -> list[ir.Value]:
         return list(self.op.operands)
+
+    def reads(self, number: int) -> bool:
+        """Whether the region uses operand `number`: most destinations are only written."""
+        return next(iter(self.block.arguments[number].uses), None) is not None
 
 
 @dataclass
@@ -89,6 +95,16 @@ class Contraction:
     @property
     def batch(self) -> int:
         return self.dims.extent(self.dims.batch)
+
+    @property
+    def tile(self) -> int:
+        """Columns of the tiles that the kernel reduces over; 0 if it doesn't."""
+        return max(generic.tile for generic, _ in self.generics.values())
+
+    @property
+    def tile_dim(self) -> int:
+        """The number of the N tile, as a dimension of accesses."""
+        return len(self.dims.sizes)
 
     def plane_reads(self) -> list[Access]:
         """What the epilogue reads for each (m, n), and what the accumulation starts from."""
@@ -127,7 +143,7 @@ def read(kernel: ir.OpView) -> Contraction:
     for generic, _ in generics.values():
         for number, operand in enumerate(generic.operands):
             window = ac.view_of(operand, position)
-            if window is not None:
+            if window is not None and (generic is core or generic.reads(number)):
                 accesses[generic.op, number] = ac.access_of(window, generic.maps[number], generic.dims, rank)
     terminator = block.operations[len(block.operations) - 1].operation
     outputs = _outputs(terminator, arguments, position, generics, rank)
@@ -155,7 +171,8 @@ def read(kernel: ir.OpView) -> Contraction:
 def _generic(op: ir.Operation) -> Generic:
     segments = [int(x) for x in op.attributes["operandSegmentSizes"]]
     maps = [attribute.value for attribute in op.attributes["indexing_maps"]]
-    return Generic(op, tuple(int(d) for d in op.attributes["dims"]), maps, segments[0])
+    tiles = [tile[1] for m in maps[segments[0] :] for e in m.results if (tile := ac.tile_of(e))]
+    return Generic(op, tuple(int(d) for d in op.attributes["dims"]), maps, segments[0], tiles[0] if tiles else 0)
 
 
 def _check_body(core: Generic, name: str) -> None:
@@ -214,7 +231,7 @@ def _assign_roles(c: Contraction) -> None:
     kinds = [str(attribute) for attribute in c.core.op.attributes["iterator_types"]]
     reduced = {d for d, kind in zip(c.core.dims, kinds, strict=True) if "reduction" in kind}
     parallel = [d for d in c.core.dims if d not in reduced]
-    out = c.outputs[0][1]
+    out = next((a for _, a in c.outputs if not a.coefficients[c.tile_dim]), c.outputs[0][1])
 
     def order(dims: Sequence[int], access: Access) -> tuple[int, ...]:
         return tuple(sorted(dims, key=lambda d: -abs(access.coefficients[d])))
@@ -224,11 +241,28 @@ def _assign_roles(c: Contraction) -> None:
 
     left, right = only(c.lhs, c.rhs), only(c.rhs, c.lhs)
     unit = min((d for d in left + right), key=lambda d: abs(out.coefficients[d]) or 1 << 62, default=None)
-    if (unit in left and c.dims.extent(left) > 1) or (not right and left):
+    swap = (unit in left and c.dims.extent(left) > 1) or (not right and left)
+    if c.tile:
+        swap = bool(set(_tiled_dims(c)) & set(left))
+    if swap:
         left, right, c.lhs, c.rhs = right, left, c.rhs, c.lhs
     rest = [d for d in parallel if d not in left and d not in right and c.dims.sizes[d] != 1]
     c.dims.m, c.dims.n, c.dims.batch = order(left, out), order(right, out), order(rest, out)
     c.dims.k = order([d for d in c.core.dims if d in reduced and c.dims.sizes[d] != 1], c.rhs)
+    if c.tile and (len(c.dims.n) != 1 or set(_tiled_dims(c)) != set(c.dims.n)):
+        raise CompileError(f"kernel @{c.name}: a reduction over tiles needs one N dimension, the tiled one")
+
+
+def _tiled_dims(c: Contraction) -> Iterator[int]:
+    """Dimensions whose tiles are reduced over."""
+    for generic, _ in c.generics.values():
+        for affine_map in generic.maps:
+            for expression in affine_map.results:
+                tile = ac.tile_of(expression)
+                if tile:
+                    if tile[1] != c.tile:
+                        raise CompileError(f"kernel @{c.name} has tiles of {tile[1]} and of {c.tile} columns")
+                    yield generic.dims[tile[0]]
 
 
 def _merge(c: Contraction) -> None:
@@ -237,6 +271,7 @@ def _merge(c: Contraction) -> None:
     The inner dimension stays and grows; coefficients don't change. A dimension that a region reads the index of stays.
     """
     accesses = list(c.all_accesses())
+    c.indexed |= set(_tiled_dims(c)) if c.tile else set()  # a tiled dimension stays what it is
 
     def merged(dims: tuple[int, ...]) -> tuple[int, ...]:
         kept: list[int] = []
@@ -278,4 +313,6 @@ def problem_of(c: Contraction) -> ContractionProblem:
         output_bytes=sum(ln.bytes_of(access.element) for _, access in c.outputs),
         epilogue_bytes=sum(ln.bytes_of(access.element) for access in reads),
         epilogue_operations=operation_count(c),
+        compute="tf32" if "nova.tf32" in c.core.op.attributes else "",
+        n_tile_limit=c.tile,
     )  # fmt: skip

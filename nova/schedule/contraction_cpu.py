@@ -52,13 +52,13 @@ def schedule(p: ContractionProblem, target: CpuTarget) -> ContractionSchedule:
     kc, mc, nc = _blocks(p, target, tile, nr, reasons)
     pack_lhs = _pack_lhs(p, target, tile, nr, kc, reasons)
     pack_rhs = _pack_rhs(p, target, tile, nr, reasons)
-    if not pack_lhs and not pack_rhs:
+    if not pack_lhs and not pack_rhs and not p.n_tile_limit:
         kc, nc = max(p.k, 1), max(_up(p.n, nr), nr)  # nothing to keep resident: one block
     serial = seconds(p, target, tile, pack_lhs, pack_rhs, threads=1)
     threads = _threads(serial, target, reasons)
     chunks = _k_chunks(p, tile, nr, threads, reasons)
     split, groups = _split(p, tile, nr, threads)
-    extent, grain = (p.m, tile.rows) if split == "m" else (p.n, nr)
+    extent, grain = (p.m, tile.rows) if split == "m" else (p.n, p.n_tile_limit or nr)
     unit = _unit(extent, grain, threads, p.batch * groups)
     parallel_tasks = p.batch * groups * -(-max(extent, 1) // unit) * chunks
     threads = min(threads, max(parallel_tasks, 1))
@@ -90,6 +90,7 @@ def register_tile(p: ContractionProblem, target: CpuTarget, reasons: list[str]) 
         if (tile := RegisterTile(rows, vectors)).registers() <= target.registers
         and rows * vectors <= 28
         and (vectors > 1 or p.n <= lanes)  # a strip of one vector is half a cache line
+        and p.n_tile_limit % (vectors * lanes) == 0
     ]
 
     def time(tile: RegisterTile) -> float:
@@ -125,11 +126,13 @@ def _blocks(
     kc = min(_up(-(-p.k // blocks), 4), max(p.k, 1)) if blocks > 1 else max(p.k, 1)
     mc = max(tile.rows, min(target.l2 * 2 // 5 // (kc * size), 192) // tile.rows * tile.rows)
     nc = max(nr, target.l3 // (2 * target.cores) // (kc * size) // nr * nr)
-    if p.n_tile_limit:
+    if p.n_tile_limit:  # the tile's sums stay in L2 beside the A block
         nc = p.n_tile_limit
+        mc = max(tile.rows, min(mc, target.l2 * 3 // 5 // ((kc + nc) * size)) // tile.rows * tile.rows)
     reasons.append(f"KC {kc}: a B panel is {kc * nr * size >> 10} KiB of {target.l1 >> 10} KiB L1")
     reasons.append(f"MC {mc}: an A block is {mc * kc * size >> 10} KiB of {target.l2 >> 10} KiB L2")
-    return kc, min(mc, _up(max(p.m, 1), tile.rows)), min(nc, _up(max(p.n, 1), nr))
+    mc = min(mc, _up(max(p.m, 1), tile.rows))
+    return kc, mc, nc if p.n_tile_limit else min(nc, _up(max(p.n, 1), nr))
 
 
 def _pack_lhs(
@@ -208,9 +211,9 @@ def _split(p: ContractionProblem, tile: RegisterTile, nr: int, threads: int) -> 
         return (copies + p.m * p.n * p.k / 32) * idle
 
     grids = [(threads // tn, tn) for tn in range(1, threads + 1) if threads % tn == 0]
+    if p.n_tile_limit:  # whole tiles only, so no groups
+        return ("m", 1) if p.m * 4 >= p.n or m_tiles >= 8 * threads else ("n", 1)
     across_m, across_n = min(grids, key=cost)
-    if p.n_tile_limit:
-        return "m", 1
     return ("n", 1) if across_m == 1 and across_n > 1 else ("m", across_n)
 
 

@@ -10,7 +10,7 @@ import torch
 from nova.cpu import contraction, contraction_form
 from nova.schedule import target as targets
 from nova.schedule.contraction import schedule_contraction
-from tests.contraction_text import Case
+from tests.contraction_text import Case, loss_head_text
 from tests.kernels import load_kernel, poisoned, run_kernel
 
 EPSILON = {"f32": 2.0**-24, "f64": 2.0**-53, "bf16": 2.0**-9, "f16": 2.0**-11}
@@ -30,7 +30,8 @@ def check(case: Case, threads: int = 2, target: targets.CpuTarget | None = None)
 
 LAYOUTS = ["mk,kn->mn", "mk,nk->mn", "km,kn->mn", "km,nk->mn"]
 SHAPES = [
-    (1, 1, 1), (6, 16, 4), (7, 17, 5), (12, 32, 64), (37, 45, 51), (5, 130, 33), (97, 15, 129), (64, 64, 32), (3, 257, 17),
+    (1, 1, 1), (6, 16, 4), (7, 17, 5), (12, 32, 64), (37, 45, 51), (5, 130, 33), (97, 15, 129), (64, 64, 32),
+    (3, 257, 17),
 ]  # fmt: skip
 
 
@@ -103,7 +104,9 @@ def test_result_in_place_of_the_start(k: int) -> None:
         "bhmk,bhnk->bmhn",
     ],
 )
-@pytest.mark.parametrize("sizes", [{"b": 3, "h": 2, "m": 13, "n": 20, "k": 24}, {"b": 2, "h": 3, "m": 16, "n": 24, "k": 9}])
+@pytest.mark.parametrize(
+    "sizes", [{"b": 3, "h": 2, "m": 13, "n": 20, "k": 24}, {"b": 2, "h": 3, "m": 16, "n": 24, "k": 9}]
+)
 def test_batches_and_head_splits(spec: str, sizes: dict[str, int]) -> None:
     letters = set(spec) - set(",->")
     check(Case(spec, {c: v for c, v in sizes.items() if c in letters}))
@@ -207,3 +210,28 @@ def test_a_body_that_is_not_a_product_is_refused() -> None:
     module = mlir.parse(text)
     with mlir.context(), pytest.raises(CompileError, match="mulf and addf"):
         contraction.lower(find_kernel(module), targets.host())
+
+
+@pytest.mark.parametrize("logits", [True, False], ids=["stored", "not stored"])
+@pytest.mark.parametrize(
+    "shape",
+    [(13, 100, 20, 32), (64, 512, 64, 128), (7, 257, 33, 64), (150, 1000, 70, 512), (3, 4000, 50, 512)],
+    ids=str,
+)
+def test_partial_reductions_over_tiles(shape: tuple[int, int, int, int], logits: bool) -> None:
+    """The loss head: row maxima and sums of exponentials of each N tile, the last one short."""
+    rows, columns, depth, tile = shape
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, depth, generator=generator) / depth**0.5
+    w, bias = torch.randn(columns, depth, generator=generator), torch.randn(columns, generator=generator)
+    text = loss_head_text(rows, columns, depth, tile, logits)
+    results = run_kernel(text, [x, w, bias], threads=2)
+    full = x.double() @ w.double().T + bias
+    padded = torch.full((rows, -(-columns // tile) * tile), -torch.inf, dtype=torch.float64)
+    padded[:, :columns] = full
+    tiles = padded.view(rows, -1, tile)
+    maxima = tiles.amax(-1)
+    expected = [full] * logits + [maxima, (tiles - maxima[..., None]).exp().sum(-1)]
+    for result, reference in zip(results, expected, strict=True):
+        torch.testing.assert_close(result.double(), reference, rtol=2e-5, atol=2e-5)
+    assert all(torch.equal(x, y) for x, y in zip(results, run_kernel(text, [x, w, bias], threads=1), strict=True))
