@@ -2,7 +2,7 @@
 
 - Register tile: accumulators, one row of B vectors and a broadcast must fit the register file. Among those that do, the
   one with the least time wins: multiply-adds and loads of a k step, times the padding of M and N to whole tiles.
-- KC: half of L1 holds a B panel. MC: two fifths of L2 hold the A block. NC: a core's half of L3 holds the B block.
+- KC: half of L1 holds a B panel. MC: two fifths of L2 hold the A block. NC: a core's half of L3 holds the B block, 2 MiB.
 - Packing pays when a panel is read many times or its strides defeat the caches; small problems read in place.
 - Threads split the dimension whose split copies less: threads that split M each pack B, and the other way round.
 """
@@ -20,6 +20,7 @@ LOAD = 0.65  # clocks a vector load or broadcast takes of the tile's step when l
 SKINNY = 8  # rows up to which packing B cannot pay
 EFFICIENCY = 0.93  # of the multiply-add rate that a well-fed tile reaches
 FORK_WORTH = 20e-6  # seconds of serial work below which a fork-join doesn't pay: an idle pool wakes in 17 us
+B_BLOCK = 2 << 20  # bytes of B packed at once: more buys nothing and costs memory, a block a thread
 TIE = 1.03  # times nearer than this are equal
 SMALL = 50e-6  # seconds of arithmetic below which edge tiles cost more than a narrower tile
 K_CHUNK = 1024  # least k worth a task of its own
@@ -125,7 +126,7 @@ def _blocks(
         blocks = 1  # reductions over an N tile need whole sums
     kc = min(_up(-(-p.k // blocks), 4), max(p.k, 1)) if blocks > 1 else max(p.k, 1)
     mc = max(tile.rows, min(target.l2 * 2 // 5 // (kc * size), 192) // tile.rows * tile.rows)
-    nc = max(nr, target.l3 // (2 * target.cores) // (kc * size) // nr * nr)
+    nc = max(nr, min(target.l3 // (2 * target.cores), B_BLOCK) // (kc * size) // nr * nr)
     if p.n_tile_limit:  # the tile's sums stay in L2 beside the A block
         nc = p.n_tile_limit
         mc = max(tile.rows, min(mc, target.l2 * 3 // 5 // ((kc + nc) * size)) // tile.rows * tile.rows)

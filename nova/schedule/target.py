@@ -208,12 +208,18 @@ def _host_caches() -> dict[int, int]:
 
 
 def _clock(cpuinfo: str) -> float:
-    """GHz: the model name's, else the current reading, else a modest guess."""
+    """GHz: the highest that the kernel knows, else the model name's, else the reading now, else a modest guess.
+
+    Schedules must not change from run to run, so the reading, which moves on machines that scale, comes late.
+    """
+    highest = _read("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").strip()
+    if highest.isdigit():
+        return int(highest) / 1e6
     match = re.search(r"model name.*@\s*([\d.]+)\s*GHz", cpuinfo)
     if match:
         return float(match[1])
     match = re.search(r"cpu MHz\s*:\s*([\d.]+)", cpuinfo)
-    return max(float(match[1]) / 1e3, 1.0) if match else 2.5
+    return max(round(float(match[1]) / 1e3, 1), 1.0) if match else 2.5
 
 
 def _read(path: str | Path) -> str:

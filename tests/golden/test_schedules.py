@@ -111,10 +111,10 @@ GPU = {
 # (kind, register tile, cache block, K step, packed operands, split dimension, threads, K chunks) on two Zen 3 cores
 CPU = {
     "512": ("tiled", (6, 16), (192, 512), 256, (True, True), "m", 2, 1),
-    "2048": ("tiled", (6, 16), (150, 2048), 344, (True, True), "m", 2, 1),
-    "fc1": ("tiled", (6, 16), (132, 3072), 384, (True, True), "m", 2, 1),
+    "2048": ("tiled", (6, 16), (150, 1520), 344, (True, True), "m", 2, 1),
+    "fc1": ("tiled", (6, 16), (132, 1360), 384, (True, True), "m", 2, 1),
     "fc2": ("tiled", (6, 16), (132, 768), 384, (True, True), "m", 2, 1),
-    "head": ("tiled", (6, 16), (132, 5456), 384, (True, True), "n", 2, 1),
+    "head": ("tiled", (6, 16), (132, 1360), 384, (True, True), "n", 2, 1),
     "dW(fc1)": ("tiled", (6, 16), (138, 768), 376, (True, True), "m", 2, 1),
     "mlp": ("tiled", (4, 16), (32, 64), 64, (False, True), "m", 1, 1),
     "mlp dX": ("tiled", (4, 16), (32, 64), 64, (False, False), "m", 1, 1),
