@@ -2,7 +2,7 @@
 
 - Register tile: accumulators, one row of B vectors and a broadcast must fit the register file. Among those that do, the
   one with the least time wins: multiply-adds and loads of a k step, times the padding of M and N to whole tiles.
-- KC: half of L1 holds a B panel. MC: two fifths of L2 hold the A block. NC: a core's half of L3 holds the B block, 2 MiB.
+- KC: half of L1 holds a B panel. MC: two fifths of L2 hold the A block. NC: half of a core's L3 holds the B block.
 - Packing pays when a panel is read many times or its strides defeat the caches; small problems read in place.
 - Threads split the dimension whose split copies less: threads that split M each pack B, and the other way round.
 """

@@ -253,9 +253,7 @@ def _traffic(p: ContractionProblem, target: GpuTarget, c: Candidate, size: int, 
     rows = max(1, min(blocks_m, round(math.sqrt(slots * c.bn / c.bm))))  # a wave covers rows x columns blocks
     columns = max(1, min(blocks_n, slots // rows))
     budget = target.l2 * 0.6
-    if a + b <= budget:
-        passes_a = passes_b = 1
-    elif min(a, b) <= budget / 2:  # one operand stays, the other streams past it
+    if a + b <= budget or min(a, b) <= budget / 2:  # both stay, or one does and the other streams past it
         passes_a = passes_b = 1
     else:
         passes_a, passes_b = -(-blocks_n // columns), -(-blocks_m // rows)
