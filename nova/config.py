@@ -82,7 +82,7 @@ knobs = Knobs()
 class Options:
     """What a user can choose for one step.
 
-    precision: "float32" computes contractions in the tensors' own type; "bf16" casts the operands of float32 contractions.
+    precision: "float32" computes in the tensors' own type; "bf16" casts the operands of float32 contractions.
     on_unsupported: "eager" runs operations without a lowering through PyTorch inside the step; "error" refuses them.
     backend: "cpu" compiles; "interpret" runs the captured graph node by node in PyTorch (to tell a capture bug from a
         compiler bug).

@@ -16,17 +16,21 @@ import platform
 import sys
 import threading
 import types
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from nova.config import Options, knobs
 from nova.errors import NovaError, UnsupportedError
+
+if TYPE_CHECKING:
+    from nova.capture.sources import ObjectMap
 
 F = TypeVar("F", bound=Callable[..., Any])
 BINDINGS_PER_VARIANT = 8  # e.g. instances of a class whose method is a step; the oldest goes
 VARIANTS = 128  # captures a step; the least recently used goes
 
 _disabled = 0
+recording: set[int] = set()  # threads that are recording a step
 
 
 class disable:
@@ -63,7 +67,7 @@ class disable:
 
 
 def synchronize() -> None:
-    """Waits for every compiled step to finish and raises what one of them found. On a CPU a step is finished when it returns."""
+    """Waits for every compiled step and raises what one of them found. On a CPU a step is finished when it returns."""
 
 
 @overload
@@ -106,10 +110,13 @@ class Variant:
 
     def bind(self, roots: Any) -> Any:
         """A binding to the objects of this call, or the Mismatch that rules it out."""
+        return self.bind_to(self.capture.guards.check(roots))
+
+    def bind_to(self, objs: Any) -> Any:
+        """A binding to the objects that a check of the guards found; a Mismatch is returned as it is."""
         from nova.capture.fastpath import Binding
         from nova.capture.replay import Effects
 
-        objs = self.capture.guards.check(roots)
         if not isinstance(objs, list):
             return objs
         capture = self.capture
@@ -129,8 +136,10 @@ class Step:
         self._variants: list[Variant] = []  # most recently used first
         self._history: dict[Any, list[Any]] = {}  # what changed before -> the values seen
         self._noted: set[str] = set()
+        self._known: set[str] = set()  # stored captures that were loaded
         self.captures = 0  # how often the step was recorded
         self.compilations = 0
+        self.loads = 0  # captures found on disk instead
         self._enabled = knobs.enabled
         self.name = getattr(function, "__name__", type(function).__name__)
         functools.update_wrapper(self, function, updated=())
@@ -155,8 +164,8 @@ class Step:
     # -- a call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _disabled or not self._enabled:
-            return self.function(*args, **kwargs)
+        if _disabled or not self._enabled or (recording and threading.get_ident() in recording):
+            return self.function(*args, **kwargs)  # also where another step that calls this one is being recorded
         with self._lock:
             variants = self._variants
             for position, variant in enumerate(variants):
@@ -170,28 +179,59 @@ class Step:
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """No binding holds: bind a capture that does, or make one."""
-        from nova.capture.session import is_recording
-        from nova.capture.sources import Roots
+        from nova.capture import warm
+        from nova.capture.sources import ObjectMap, Roots
 
-        if is_recording():
-            return self.function(*args, **kwargs)
         mismatch = None
         for position, variant in enumerate(self._variants):
             bound = variant.bind(Roots(self.function, args, kwargs, variant.capture.consts))
             if not hasattr(bound, "enter"):
                 mismatch = mismatch or bound
                 continue
-            found = bound.enter(args, kwargs)
-            if found is None:
-                raise NovaError(
-                    f"a guard of {self.name} holds when it is checked slowly and not when it is checked fast"
-                )
-            self._variants.insert(0, self._variants.pop(position))
-            return _run(self.function, variant, bound, found, args, kwargs)
-        return self._capture(args, kwargs, mismatch)
+            return self._enter(self._variants.pop(position), bound, args, kwargs)
+        objects = ObjectMap(self.function, args, kwargs)
+        key = warm.key_of(objects, self.options) if warm.usable(self.options) else None
+        if key is not None:
+            for variant, bound in self._stored(key, objects.roots):
+                return self._enter(variant, bound, args, kwargs)
+        return self._capture(args, kwargs, objects, key, mismatch)
 
-    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], mismatch: Any) -> Any:
-        from nova.capture import session
+    def _enter(self, variant: Variant, bound: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a variant that was bound just now, which becomes the most recently used."""
+        found = bound.enter(args, kwargs)
+        if found is None:
+            raise NovaError(f"a guard of {self.name} holds when it is checked slowly and not when it is checked fast")
+        self._variants.insert(0, variant)
+        del self._variants[VARIANTS:]
+        return _run(self.function, variant, bound, found, args, kwargs)
+
+    def _stored(self, key: str, roots: Any) -> Iterator[tuple[Variant, Any]]:
+        """The capture that another process stored and whose guards hold, bound."""
+        from nova.capture import warm
+        from nova.capture.session import Capture
+        from nova.runtime import executable
+
+        for digest, decode in warm.stored(key):
+            if digest in self._known:
+                continue
+            try:
+                step, guards, optimizers = decode()
+                objs = warm.check_with_state(guards, roots)
+                loaded = executable.load(digest) if isinstance(objs, list) else None
+            except Exception as error:
+                warm.damaged(digest, error)
+                continue
+            if loaded is None:
+                continue
+            self._known.add(digest)
+            self.loads += 1
+            variant = Variant(Capture(self.name, step, guards, optimizers=optimizers), loaded)
+            yield variant, variant.bind_to(objs)
+
+    def _capture(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], objects: ObjectMap, key: str | None, mismatch: Any
+    ) -> Any:
+        from nova.capture import session, warm
         from nova.capture.replay import fresh_copies
         from nova.progress import Progress
 
@@ -199,7 +239,7 @@ class Step:
             self._announce(mismatch)
         with Progress(self.name) as progress:
             progress("capture")
-            capture = session.capture(self.function, args, kwargs, self.name)
+            capture = session.capture(self.function, args, kwargs, self.name, objects)
             self.captures += 1
             if capture.truncated:
                 self._once("the step reaches more than 100,000 Python objects: changes beyond them are not seen")
@@ -215,6 +255,8 @@ class Step:
             return result
         self._variants.insert(0, variant)
         del self._variants[VARIANTS:]
+        if key is not None and not capture.consts:
+            warm.save(key, capture.signature, capture.guards, self.name, capture.optimizers, variant.executable)
         kernels = f", {progress.counts['kernels']} kernels" if "kernels" in progress.counts else ""
         seconds = progress.seconds.get("capture", 0.0)
         progress.summary(f"captured and compiled in {progress.elapsed:.2f} s (capture {seconds:.2f} s{kernels})")
@@ -265,6 +307,15 @@ class Step:
         if text not in self._noted:
             self._noted.add(text)
             notice(f"{self.name}: {text}")
+
+
+def target_of(step: Any) -> tuple[Callable[..., Any], Options]:
+    """The plain callable behind a step (a method of one stays bound), and the options it is compiled with."""
+    if isinstance(step, Step):
+        return step.function, step.options
+    if isinstance(step, types.MethodType) and isinstance(step.__func__, Step):
+        return types.MethodType(step.__func__.function, step.__self__), step.__func__.options
+    return step, Options()
 
 
 def _nothing() -> None:

@@ -317,6 +317,9 @@ class Builder:
                 node.slots["global", name] = ("missing",)  # a builtin, until someone shadows it
         self._fill_slots(index, node, items)
 
+    def _fill_builtin(self, index: int, node: Node, function: Any) -> None:
+        node.type = f"builtin {getattr(function, '__qualname__', function.__name__)}"
+
     def _fill_method(self, index: int, node: Node, method: types.MethodType) -> None:
         self._fill_slots(
             index, node, [(("attr", "__func__"), method.__func__), (("attr", "__self__"), method.__self__)]
@@ -624,6 +627,9 @@ class GuardSet:
         elif node.kind == "class":
             if not isinstance(obj, type) or f"{obj.__module__}.{obj.__qualname__}" != node.type:
                 return differs(f"was class {node.type}, is now {obj!r}")
+        elif node.kind == "builtin":
+            if f"builtin {getattr(obj, '__qualname__', None)}" != node.type:
+                return differs(f"was {node.type}, is now {obj!r}")
         elif node.kind == "pymodule":
             if getattr(obj, "__name__", None) != node.type:
                 return differs(f"was module {node.type}, is now {obj!r}")

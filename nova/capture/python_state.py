@@ -30,7 +30,7 @@ import torch
 
 from nova.capture import bytecode
 from nova.capture.guards import _MISSING as MISSING
-from nova.capture.guards import _short
+from nova.capture.guards import _short, same_literal
 from nova.capture.signature import Source
 from nova.capture.sources import (
     MODULE_TABLES,
@@ -78,7 +78,7 @@ class Change:
 def _same(a: Any, b: Any) -> bool:
     if a is b:
         return True
-    return type(a) is type(b) and isinstance(a, (int, float, str, bytes, complex)) and (a == b or (a != a and b != b))
+    return isinstance(a, (int, float, str, bytes, complex)) and same_literal(a, b)
 
 
 def _table_changes(
@@ -315,8 +315,10 @@ def _restore_random(states: dict[str, Any]) -> None:
 
 # ---- what the step does while it runs
 
-_TIME = {"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns",
-         "thread_time", "localtime", "gmtime", "ctime", "strftime"}  # fmt: skip
+_TIME = {
+    "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time",
+    "process_time_ns", "thread_time", "localtime", "gmtime", "ctime", "strftime",
+}  # fmt: skip
 _DATE = {"now", "today", "utcnow"}
 _C_NAMES = _TIME | _DATE | {"open", "input", "urandom", "getrandbits", "random", "getenv"}
 _ENVIRON_CODES = {
@@ -353,7 +355,8 @@ class Watch:
             stack.enter_context(self._patched())
             before = sys.getprofile()
             sys.setprofile(self._profile)
-            stack.callback(sys.setprofile, before)
+            # A profiler written in C (cProfile) is reported as itself, and only it can switch itself on again.
+            stack.callback(before.enable if hasattr(before, "enable") else sys.setprofile, *_hook(before))
             yield self
 
     def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
@@ -363,9 +366,8 @@ class Watch:
                 kind = self._classify(frame.f_code, frame)
             if kind:
                 self._on_call(frame, kind)
-        elif event == "c_call":
-            if argument.__name__ in _C_NAMES:
-                self._on_c_call(frame, argument)
+        elif event == "c_call" and argument.__name__ in _C_NAMES:
+            self._on_c_call(frame, argument)
 
     def _classify(self, code: types.CodeType, frame: types.FrameType) -> int:
         kind = 0
@@ -475,6 +477,10 @@ class Watch:
             return function
 
         return replace
+
+
+def _hook(before: Any) -> tuple[Any, ...]:
+    return () if hasattr(before, "enable") else (before,)
 
 
 def _user_frame(frame: types.FrameType | None, through: tuple[str, ...] | None) -> types.FrameType | None:

@@ -1,13 +1,13 @@
 """What a replayed step does on the host, around the compiled program: effects, and the user's output tree.
 
-    step(x):  scheduler.step()           {"kind": "call", "target": <scheduler>, "method": "step", "args": [], "kwargs": {}}
-              group["lr"] = 2 * group["lr"]   {"kind": "assign", "target": <number>, "value": {"float": 5}, "type": "float"}
-              p.grad = None              {"kind": "grad_none", "param": <p>}
-              loss.backward()            {"kind": "grad", "param": <p>, "output": 3}
-              p.grad = flat[:4]          {"kind": "grad_view", "param": <p>, "input": 2, "size": [4], "stride": [1], "offset": 0}
-              p.grad = q                 {"kind": "grad_source", "param": <p>, "value": <q>}
-              model.eval()               {"kind": "set", "target": <module>, "name": "training", "value": false}
-              p.requires_grad_(False)    {"kind": "requires_grad", "target": <p>, "value": false}
+    scheduler.step()          {"kind": "call", "target": <scheduler>, "method": "step", "args": [], "kwargs": {}}
+    group["lr"] *= 2          {"kind": "assign", "target": <number>, "value": {"float": 5}, "type": "float"}
+    p.grad = None             {"kind": "grad_none", "param": <p>}
+    loss.backward()           {"kind": "grad", "param": <p>, "output": 3}
+    p.grad = flat[:4]         {"kind": "grad_view", "param": <p>, "input": 2, "size": [4], "stride": [1], "offset": 0}
+    p.grad = q                {"kind": "grad_source", "param": <p>, "value": <q>}
+    model.eval()              {"kind": "set", "target": <module>, "name": "training", "value": false}
+    p.requires_grad_(False)   {"kind": "requires_grad", "target": <p>, "value": false}
 
 The output tree is `outputs.py`'s; here it becomes one Python expression. What it names by source is looked up before
 the step runs: a returned learning rate is the one before `scheduler.step()`.

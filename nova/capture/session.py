@@ -36,14 +36,9 @@ from nova.capture.replay import tree_classes
 from nova.capture.signature import CapturedStep, Source
 from nova.capture.sources import ObjectMap, extend, is_plain
 from nova.errors import CaptureError, NovaError, SourceLine
+from nova.jit import recording as recording_threads
 
 _ITEMS = [("item", i) for i in range(4)]  # of a tuple of numbers, such as betas
-_recording: set[int] = set()  # threads that are recording a step
-
-
-def is_recording() -> bool:
-    """Whether this thread is recording a step: a compiled step called inside one runs as plain Python."""
-    return threading.get_ident() in _recording
 
 
 @dataclass
@@ -59,7 +54,6 @@ class Capture:
     optimizers: list[Source] = field(default_factory=list)  # those whose state must exist before the step
     once: list[str] = field(default_factory=list)  # why this run must not be replayed
     truncated: bool = False  # the walk met its limit
-    key: str | None = None  # the key known before capture
     rollback: Callable[[], None] = lambda: None  # undoes the whole run
 
     @property
@@ -72,14 +66,14 @@ def line_of(function: Any) -> SourceLine | None:
     code = getattr(function, "__code__", None)
     if isinstance(code, types.CodeType):
         return SourceLine(code.co_filename, code.co_firstlineno, code.co_name)
-    wrapped = (
-        getattr(function, "__func__", None)
-        or getattr(function, "func", None)
-        or getattr(type(function), "__call__", None)
-    )
-    return (
-        line_of(wrapped) if wrapped is not None and wrapped is not function and not isinstance(wrapped, type) else None
-    )
+    for inner in (
+        getattr(function, "__func__", None),
+        getattr(function, "func", None),
+        vars(type(function)).get("__call__"),
+    ):
+        if inner is not None and inner is not function:
+            return line_of(inner)
+    return None
 
 
 def capture(
@@ -93,7 +87,7 @@ def capture(
     before = environment()
     snapshot, watch = Snapshot(objects), Watch(objects)
     thread = threading.get_ident()
-    _recording.add(thread)
+    recording_threads.add(thread)
     try:
         with watch.running():
             recording = record(function, args, kwargs, objects)
@@ -111,7 +105,7 @@ def capture(
             raise watch.refused from None
         raise
     finally:
-        _recording.discard(thread)
+        recording_threads.discard(thread)
 
     def rollback() -> None:
         recording.rollback()
@@ -169,7 +163,7 @@ def _settled(
         # Set before it was read: what it was does not matter, and a replay sets it whatever it finds.
         seen.unread.add((id(module), ("attr", "training")))
         if (source := objects.source(module)) is not None:
-            signature.effects.append({"kind": "set", "target": source, "name": "training", "value": module.training})
+            signature.effects.append(_set_effect(source, "training", module.training))
             seen.inputs.append(source)
     guards = build_guards(objects, seen, before)
     classes: dict[str, Any] = {}
@@ -181,6 +175,10 @@ def _settled(
         name, recording.step, guards, recording.result, list(recording.consts), classes, sources, list(recording.once),
         objects.truncated, rollback=rollback,
     )  # fmt: skip
+
+
+def _set_effect(source: Source, name: str, value: Any) -> dict[str, Any]:
+    return {"kind": "set", "target": source, "name": name, "value": value}
 
 
 def _places(objects: ObjectMap, sources: set[Source]) -> set[tuple[int, Any]]:
@@ -219,11 +217,13 @@ class _Policy:
             return True  # .grad is the recorder's business
         if holder.kind == "module" and change.step == ("attr", "training"):
             if id(holder.obj) not in self.watch.training_set:
-                self._effects.append({"kind": "set", "target": holder.source, "name": "training", "value": change.after})
+                self._effects.append(
+                    {"kind": "set", "target": holder.source, "name": "training", "value": change.after}
+                )
             return True
         if holder.kind == "optimizer":
             if kind == "attr" and str(key).startswith("_") and is_plain(change.after):
-                self._effects.insert(0, {"kind": "set", "target": holder.source, "name": key, "value": change.after})
+                self._effects.insert(0, _set_effect(holder.source, str(key), change.after))
                 return True
             return False
         owner = self._owner(holder)
@@ -264,4 +264,4 @@ class _Policy:
         return None
 
 
-__all__ = ["MISSING", "Capture", "capture", "is_recording", "line_of"]
+__all__ = ["MISSING", "Capture", "capture", "line_of"]

@@ -113,7 +113,10 @@ _KINDS: dict[type, str] = {
     frozenset: "set",
     types.FunctionType: "function",
     types.MethodType: "method",
-    types.BuiltinFunctionType: "opaque",
+    types.BuiltinFunctionType: "builtin",
+    types.MethodDescriptorType: "builtin",
+    types.WrapperDescriptorType: "builtin",
+    types.MethodWrapperType: "opaque",
     types.CellType: "opaque",
     types.CodeType: "opaque",
     types.ModuleType: "pymodule",
@@ -427,7 +430,7 @@ class ObjectMap:
         self.reached[id(obj)] = found
         if kind == "function":
             self.functions.setdefault(obj.__code__, []).append(found)
-        if kind != "opaque":
+        if kind not in ("opaque", "builtin"):
             self._queue.append(found)
 
     def _run(self) -> None:

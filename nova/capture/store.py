@@ -12,8 +12,8 @@ import dataclasses
 import enum
 import hashlib
 import json
+import math
 import sys
-import types
 from typing import Any
 
 import torch
@@ -41,9 +41,7 @@ def encode(value: Any) -> Any:
         return value
     match value:
         case float():
-            return (
-                {"!": "float", "v": value.hex()} if value != value or value in (float("inf"), float("-inf")) else value
-            )
+            return value if math.isfinite(value) else {"!": "float", "v": value.hex()}
         case Source():
             return {"!": "source", "v": [value.root, value.key, encode(value.path)]}
         case torch.Size():
@@ -152,8 +150,8 @@ def decode_signature(data: dict[str, Any]) -> Signature:
 # ---- guards
 
 _DESCRIBED = {
-    "call", "function", "method", "partial", "object", "dict", "group", "list", "tuple", "set", "class", "pymodule", "module",
-    "optimizer", "tensor",
+    "call", "builtin", "function", "method", "partial", "object", "dict", "group", "list", "tuple", "set", "class",
+    "pymodule", "module", "optimizer", "tensor",
 }  # fmt: skip
 
 
@@ -165,9 +163,12 @@ def encode_guards(guards: GuardSet) -> dict[str, Any]:
         nodes.append({
             "kind": node.kind, "parent": node.parent, "step": list(node.step), "type": node.type, "code": node.code,
             "keys": encode(node.keys), "meta": encode(dataclasses.astuple(node.meta)) if node.meta else None,
-            "slots": [[list(step), want[0], encode(want[1]) if len(want) > 1 else None] for step, want in node.slots.items()],
+            "slots": [[list(step), want[0], encode(want[1]) if want[1:] else None] for step, want in node.slots.items()],
         })  # fmt: skip
-    return {"nodes": nodes, "environment": encode(guards.environment), "facts": encode(guards.facts)}
+    return {
+        "nodes": nodes, "environment": encode(guards.environment), "facts": encode(guards.facts),
+        "aliases": encode(guards.aliases), "memory": encode(guards.memory),
+    }  # fmt: skip
 
 
 def decode_guards(data: dict[str, Any]) -> GuardSet:
@@ -179,9 +180,11 @@ def decode_guards(data: dict[str, Any]) -> GuardSet:
         }
         meta = TensorMeta(*decode(found["meta"])) if found["meta"] else None
         nodes.append(Node(
-            found["kind"], found["parent"], tuple(found["step"]), found["type"], slots, decode(found["keys"]), meta, found["code"],
+            found["kind"], found["parent"], tuple(found["step"]), found["type"], slots, decode(found["keys"]), meta,
+            found["code"],
         ))  # fmt: skip
-    return GuardSet(nodes, decode(data["environment"]), decode(data["facts"]))
+    rest = (decode(data[name]) for name in ("environment", "facts", "aliases", "memory"))
+    return GuardSet(nodes, *rest)
 
 
 # ---- the key that is known before capture
@@ -202,6 +205,8 @@ def key_before_capture(objects: ObjectMap, options: tuple[Any, ...]) -> str:
     order: dict[int, int] = {}
     for reached in objects.reached.values():
         obj, kind = reached.obj, reached.kind
+        if _is_state(reached):
+            continue
         words: list[Any] = [
             kind,
             reached.step,
@@ -210,8 +215,6 @@ def key_before_capture(objects: ObjectMap, options: tuple[Any, ...]) -> str:
         order[id(obj)] = len(order)
         match kind:
             case "tensor":
-                if reached.step == ("attr", "grad") or _is_state(reached):
-                    continue
                 words += [str(obj.dtype), tuple(obj.shape), obj.stride(), obj.requires_grad, str(obj.device)]
             case "function":
                 words.append(bytecode.fingerprint(obj.__code__))
@@ -227,8 +230,6 @@ def key_before_capture(objects: ObjectMap, options: tuple[Any, ...]) -> str:
                 if is_user_class(obj):
                     words.append(class_path(obj))
             case "dict" | "list" | "tuple" | "set":
-                if _is_state(reached):
-                    continue
                 words.append(class_path(type(obj)))
         digest.update(repr(words).encode())
     for value in (*objects.roots.args, *objects.roots.kwargs.values()):
@@ -242,11 +243,7 @@ def _is_state(reached: Any) -> bool:
     """Optimizer state and other things that appear while a step runs: they must not make a first call differ."""
     found = reached
     while found is not None:
-        if (
-            found.step[0] in ("state", "value", "key")
-            or found.step == ("attr", "state")
-            or found.step == ("attr", "grad")
-        ):
+        if found.step[0] in ("state", "value", "key") or found.step in (("attr", "state"), ("attr", "grad")):
             return True
         found = found.parent
     return False
@@ -255,18 +252,16 @@ def _is_state(reached: Any) -> bool:
 # ---- whole captures
 
 
-def encode_capture(signature: Signature, guards: GuardSet, name: str) -> str:
+def encode_capture(signature: Signature, guards: GuardSet, name: str, optimizers: list[Source]) -> str:
     return json.dumps({
         "version": VERSION, "name": name, "signature": encode_signature(signature), "guards": encode_guards(guards),
+        "optimizers": encode(optimizers),
     })  # fmt: skip
 
 
-def decode_capture(text: str) -> tuple[Signature, GuardSet, str]:
+def decode_capture(text: str) -> tuple[Signature, GuardSet, str, list[Source]]:
     data = json.loads(text)
     if data.get("version") != VERSION:
         raise ValueError(f"a capture of version {data.get('version')}, not {VERSION}")
-    return decode_signature(data["signature"]), decode_guards(data["guards"]), data["name"]
-
-
-def is_function(obj: Any) -> bool:
-    return isinstance(obj, (types.FunctionType, types.BuiltinFunctionType))
+    signature, guards = decode_signature(data["signature"]), decode_guards(data["guards"])
+    return signature, guards, data["name"], decode(data["optimizers"])

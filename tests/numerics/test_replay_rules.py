@@ -33,7 +33,7 @@ def interpreted(function):
 
 
 class Case:
-    """A linear model with an optimizer, made twice from one seed: `self.eager` and `self.compiled` are its two steps."""
+    """A small model with an optimizer, made twice from one seed: one side runs eagerly, the other compiled."""
 
     def __init__(self, make_step, make_optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1), make_model=None):
         self.sides = []
@@ -733,9 +733,7 @@ def test_refusal_survives_the_users_except():
 
 def test_numpy_generator_reached_from_outside():
     rng = np.random.default_rng(0)
-    state = rng.bit_generator.state
     refused(lambda m, o: training(m, o, lambda: rng.normal()), "rng")
-    assert state == rng.bit_generator.state or True
     before = random.getstate()
     draw = random.Random.random.__get__(random._inst)
     refused(lambda m, o: training(m, o, lambda: functools.reduce(lambda a, _: draw(), [0, 1])), "random")
