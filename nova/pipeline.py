@@ -45,7 +45,9 @@ STAGES: tuple[Stage, ...] = (
     # level 1: the step as the user wrote it, then cheaper and still the same
     Stage("simplify", 1, "step", "nova.graph.simplify", _NOVA),
     Stage("precision", 1, "step", "nova.graph.precision", _NOVA),
-    # level 1 to 2: which ops share a kernel; one body for equal kernels
+    # level 1 to 2: which ops share a kernel; one body for equal kernels. The loss head's tile is its contraction's
+    # schedule, a pure function of shapes and target, so it is known here
+    Stage("split-loss-head", 1, "step", "nova.fusion.loss_head", _NOVA),
     Stage("form-dispatches", 1, "step", "nova.fusion.dispatch", _NOVA),
     Stage("outline-kernels", 1, "step", "nova.fusion.outline", _NOVA),
     # level 2: each distinct kernel as structured ops
@@ -55,7 +57,6 @@ STAGES: tuple[Stage, ...] = (
     Stage("fold-epilogue", 2, "kernel", "nova.fusion.epilogue", _LINALG),
     # level 3: every kernel carries its schedule
     Stage("configure", 3, "kernel", "nova.schedule.annotate", _LINALG),
-    Stage("split-loss-head", 3, "kernel", "nova.fusion.loss_head", _LINALG),
 )
 BY_NAME = {stage.name: stage for stage in STAGES}
 

@@ -211,7 +211,7 @@ class Former:
         for base in bases:
             if base.bytes * 2 >= max((value.bytes for value in op.results), default=0) and base.bytes > 64:
                 found += [g for g in reversed(self.nearby.get(base, [])) if g.kind == "loops" and g not in found]
-        elementwise = op.name in ELEMENTWISE or op.name == "copy"
+        elementwise = op.name in ELEMENTWISE or op.name in ("copy", "sce_partials")
         return [
             g
             for g in found

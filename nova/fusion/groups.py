@@ -61,7 +61,7 @@ class Group:
             return "the kernel reads enough tensors"
         for reduction in space.reductions:
             order = [leaf for atoms in reduction.over for leaf in space.leaves(atoms)]
-            if not order or order[-1].size < 8:
+            if not order or order[-1].size < 8 or order[-1] in roles.rows:
                 continue
             for instance in space.all_inputs:
                 if space.final_strides(instance).get(order[-1], 0) > 1:
@@ -72,12 +72,19 @@ class Group:
         """An epilogue op runs over exactly the tile that the contraction makes."""
         if op is self.root:
             return None
+        if op.name == "sce_partials":
+            return self._check_partials(op)
         loops = {leaf for value in op.results for leaf in self.space.loops(self.space.outputs[value].dims)}
-        if self.space.reductions[-1].op is not self.root:
+        if self.space.reductions[-1].op is op:
             return "is a reduction; only elementwise ops follow a contraction in its kernel"
         if loops != self.tile():
             return "runs over other loops than the contraction's result"
         return None
+
+    def _check_partials(self, op: Op) -> str | None:
+        """The loss head's partials reduce over the columns of the contraction's tile."""
+        loops = set(self.space.loops(self.space.inside[op][0].dims))
+        return None if loops == self.tile() else "runs over other loops than the contraction's result"
 
     def tile(self) -> set[Atom]:
         """The parallel loops of the contraction."""

@@ -53,6 +53,7 @@ def pairs(function: Function) -> list[tuple[int, int]]:
     }
     captured |= {_root(v) for op in function.ops if op.name in CONTRACTIONS for v in op.operands[:2]}
     captured |= {_root(op.operands[0]) for op in function.ops if op.name == "sce"}
+    captured |= {_root(op.operands[2]) for op in function.ops if op.name == "sce_merge"}
     found = []
     for number, value in enumerate(function.args):
         if value in captured:

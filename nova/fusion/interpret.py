@@ -16,7 +16,7 @@ from torch import Tensor as Torch
 from nova.dialect.types import describe
 from nova.errors import CompileError
 from nova.fusion import outline, readback, records
-from nova.fusion.kernel import Expr, Index, Kernel, Linear, Structured, Tensor
+from nova.fusion.kernel import Expr, Index, Kernel, Linear, Out, Structured, Tensor
 from nova.mlir import ir
 
 _TYPES = {
@@ -43,6 +43,9 @@ class _Evaluator:
 
     def axis(self, op: Structured, loop: int) -> Torch:
         """The loop's values, along its own axis of the op's loops."""
+        if loop in self.kernel.tiles:
+            n, size = self.kernel.tiles[loop]
+            return self.axis(op, n) // size
         shape = [1] * len(op.loops)
         shape[op.loops.index(loop)] = -1
         return torch.arange(self.sizes[loop]).view(shape)
@@ -72,6 +75,10 @@ class _Evaluator:
         for out in op.outs:
             target = self.read(out.tensor)
             value = values[out.value].expand(full)
+            tiled = next((loop for item in out.index for loop, _ in item.terms if loop in self.kernel.tiles), None)
+            if tiled is not None:
+                self.tile_reduction(op, out, tiled, value, target)
+                continue
             if out.combine is not None:
                 value = _reduce(value, axes, out.combine, out.init)
             position = self.index(op, out.index)
@@ -82,6 +89,16 @@ class _Evaluator:
             else:
                 assert len(shape) == len(op.loops)
                 target[()] = value.reshape(()).to(target.dtype)
+
+    def tile_reduction(self, op: Structured, out: Out, loop: int, value: Torch, target: Torch) -> None:
+        """A reduction over tiles of a loop, one tile after the other."""
+        n, size = self.kernel.tiles[loop]
+        axis = op.loops.index(n)
+        parts = [_reduce(part, [axis], out.combine or "", out.init) for part in value.split(size, axis)]
+        combined = torch.cat(parts, axis)
+        # the target's dimensions are the op's loops with the tile's number in place of n, in some order
+        order = [op.loops.index(n if item.terms[0][0] == loop else item.terms[0][0]) for item in out.index]
+        target.copy_(combined.permute(order).reshape(target.shape))
 
     def node(self, op: Structured, node: Expr, args: list[Torch]) -> Torch:
         if node.op == "load":

@@ -181,6 +181,7 @@ class Kernel:
     outs: list[Tensor]
     ops: list[Structured]
     inplace: list[tuple[int, int]] = field(default_factory=list)
+    tiles: dict[int, tuple[int, int]] = field(default_factory=dict)  # loop -> (n, size): it is n floordiv size
     attrs: dict[str, str] = field(default_factory=dict)  # further function attributes, as text
 
     def readers(self) -> dict[Tensor, list[Structured]]:

@@ -55,15 +55,19 @@ def tensor_text(shape: tuple[int, ...], dtype: str) -> str:
     return "tensor<" + "".join(f"{'?' if n < 0 else n}x" for n in shape) + dtype + ">"
 
 
-def map_text(op_loops: tuple[int, ...], index: Index) -> str:
+def map_text(op_loops: tuple[int, ...], index: Index, tiles: dict[int, tuple[int, int]] | None = None) -> str:
     """The affine map of an access; constants are gone (they became slices)."""
     names = {loop: f"d{position}" for position, loop in enumerate(op_loops)}
+    dims = ", ".join(names.values())
+    for loop, (tiled, size) in (tiles or {}).items():
+        if tiled in names:
+            names[loop] = f"{names[tiled]} floordiv {size}"
 
     def item(linear: Linear) -> str:
         parts = [names[loop] if c == 1 else f"{names[loop]} * {c}" for loop, c in linear.terms]
         return " + ".join(parts) or "0"
 
-    return f"affine_map<({', '.join(names.values())}) -> ({', '.join(map(item, index))})>"
+    return f"affine_map<({dims}) -> ({', '.join(map(item, index))})>"
 
 
 @dataclass
@@ -130,7 +134,7 @@ class _Printer:
         """(SSA name, type, map) of an access."""
         index, shape, part = self.sliced(tensor, index)
         name = self.current[tensor] if part is None else self.slice(tensor, shape, part)
-        return name, tensor_text(shape, tensor.dtype), map_text(op.loops, index)
+        return name, tensor_text(shape, tensor.dtype), map_text(op.loops, index, self.kernel.tiles)
 
     def structured(self, op: Structured) -> None:
         loads = list(dict.fromkeys(op.loads()))
@@ -144,7 +148,7 @@ class _Printer:
             name = self.name()
             self.line(f"{name} = tensor.empty() : {tensor_text(shape, 'i1')}")
             index = tuple(Linear.of({loop: 1}) for loop in missing)
-            operands.append((name, tensor_text(shape, "i1"), map_text(op.loops, index)))
+            operands.append((name, tensor_text(shape, "i1"), map_text(op.loops, index, self.kernel.tiles)))
             inputs.append("%window: i1")
         outs, whole = [], []
         for number, out in enumerate(op.outs):
@@ -160,7 +164,7 @@ class _Printer:
                 filled = self.name()
                 self.line(f"{filled} = linalg.fill ins({scalar} : {out.tensor.dtype}) outs({name} : {type_}) -> {type_}")
                 name = filled
-            outs.append((name, type_, map_text(op.loops, index)))
+            outs.append((name, type_, map_text(op.loops, index, self.kernel.tiles)))
             whole.append((out, shape, part))
             inputs.append(f"%o{number}: {out.tensor.dtype}")
         body = _Body(op, {access: f"%a{n}" for n, access in enumerate(loads)}, self.current)
@@ -303,7 +307,8 @@ def kernel_text(kernel: Kernel, visibility: str = "private ") -> str:
         arguments.append(f"%{tensor.name}: {tensor_text(tensor.shape, tensor.dtype)}{suffix}")
     types = ", ".join(tensor_text(t.shape, t.dtype) for t in kernel.outs)
     pairs = ", ".join(f"array<i64: {a}, {b}>" for a, b in kernel.inplace)
-    loops = ", ".join(str(n) if n >= 0 else str(-(1 << 63)) for n in kernel.loops)
+    own = [n for loop, n in enumerate(kernel.loops) if loop not in kernel.tiles]
+    loops = ", ".join(str(n) if n >= 0 else str(-(1 << 63)) for n in own)
     attrs = [f'nova.kernel = "{kernel.kind}"', f"nova.dims = array<i64{': ' if loops else ''}{loops}>"]
     if kernel.kind == "loops":
         rows = ", ".join(map(str, kernel.rows))

@@ -61,7 +61,8 @@ def _together(kernel: Kernel, outer: int, inner: int) -> bool:
         if (outer in op.loops) != (inner in op.loops) or (outer in op.reduced) != (inner in op.reduced):
             return False
         used = used or outer in op.loops
-    if not used or (outer in kernel.rows) != (inner in kernel.rows):
+    tiled = {loop for pair in kernel.tiles.items() for loop in (pair[0], pair[1][0])}
+    if not used or outer in tiled or inner in tiled or (outer in kernel.rows) != (inner in kernel.rows):
         return False
     size = kernel.loops[inner]
     for item in _linears(kernel):
@@ -128,6 +129,7 @@ def renumber(kernel: Kernel) -> None:
     order = list(dict.fromkeys(kernel.rows))
     for op in sorted(kernel.ops, key=lambda o: -len(o.loops)):
         order += [loop for loop in op.loops if loop not in order]
+    order += [loop for loop in kernel.tiles if loop not in order]
     numbers = {loop: number for number, loop in enumerate(order)}
 
     def item(old: Linear) -> Linear:
@@ -148,6 +150,7 @@ def renumber(kernel: Kernel) -> None:
         op.reduced = frozenset(numbers[loop] for loop in op.reduced)
     kernel.rows = sorted(numbers[loop] for loop in kernel.rows)
     kernel.loops = [kernel.loops[loop] for loop in order]
+    kernel.tiles = {numbers[loop]: (numbers[n], size) for loop, (n, size) in kernel.tiles.items()}
 
 
 # --- shapes of buffers --------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def op_message(op: Op) -> str | None:
         dims = op.attrs["dims"]
         where = f"dimension {dims[0]} with size {op.operands[0].shape[dims[0]]}" if len(dims) == 1 else f"dimensions {list(dims)}"
         return f"IndexError: index {{value}} is out of bounds for {where}"
-    if op.name in ("sce", "sce_backward"):
+    if op.name in ("sce", "sce_backward", "sce_merge"):
         return "IndexError: Target {value} is out of bounds."
     if op.name in ("floordiv", "rem", "truncdiv", "fmod") and op.operands[0].dtype in ("i64", "i32", "i16", "i8", "u8"):
         return "RuntimeError: ZeroDivisionError"

@@ -48,6 +48,10 @@ def _parse_linear(text: str) -> tuple[int, dict[int, int]]:
     for sign, part in re.findall(r"([+-]?)\s*([^+-]+)", text):
         factor = -1 if sign == "-" else 1
         part = part.strip()
+        tiled = re.fullmatch(r"d(\d+) floordiv (\d+)", part)
+        if tiled:  # the tile's number: a dimension of its own, told apart by a negative key
+            terms[-1 - int(tiled[1]) - (int(tiled[2]) << 16)] = 1
+            continue
         match = re.fullmatch(r"d(\d+)(?:\s*\*\s*(-?\d+))?", part)
         if match:
             dim = int(match[1])
@@ -154,7 +158,7 @@ class _Reader:
             tensor = view.tensor
             if tensor is None:
                 tensor = Tensor("local", _shape(ir.RankedTensorType(operand.type)), str(argument.type))
-                index: Index = tuple(_linear(c, t, loops) for c, t in map_)
+                index: Index = tuple(self.linear(c, t, loops) for c, t in map_)
             else:
                 index = self.index(view, map_, loops)
             outs.append(Out(tensor, index, const(0, "i1"), None, view.init or 0))
@@ -169,8 +173,24 @@ class _Reader:
     def index(self, view: _View, map_: tuple[tuple[int, dict[int, int]], ...], loops: tuple[int, ...]) -> Index:
         items = [Linear(offset, ()) for offset in view.offsets]
         for axis, (constant, terms) in zip(view.axes, map_, strict=True):
-            items[axis] = _linear(constant + view.offsets[axis], terms, loops)
+            items[axis] = self.linear(constant + view.offsets[axis], terms, loops)
         return tuple(items)
+
+    def linear(self, constant: int, terms: dict[int, int], loops: tuple[int, ...]) -> Linear:
+        return Linear.of({self.loop(dim, loops): c for dim, c in terms.items()}, constant)
+
+    def loop(self, dim: int, loops: tuple[int, ...]) -> int:
+        """The kernel's loop behind a map's dimension, or the derived loop of a tile's number."""
+        if dim >= 0:
+            return loops[dim]
+        code = -1 - dim
+        key = (loops[code & 0xFFFF], code >> 16)
+        for loop, pair in self.kernel.tiles.items():
+            if pair == key:
+                return loop
+        self.kernel.tiles[len(self.kernel.loops)] = key
+        self.kernel.loops.append(-(-self.kernel.loops[key[0]] // key[1]))
+        return len(self.kernel.loops) - 1
 
     def region(self, block: ir.Block, env: dict[ir.Value, Expr], accumulators: list[ir.Value], into: Structured) -> None:
         combined: dict[ir.Value, tuple[str, Expr, int]] = {}
@@ -248,10 +268,6 @@ def _fold_index(name: str, args: list[Expr], type_: str) -> Expr | None:
 
 def _whole(tensor: Tensor) -> _View:
     return _View(tensor, (0,) * len(tensor.shape), tuple(range(len(tensor.shape))))
-
-
-def _linear(constant: int, terms: dict[int, int], loops: tuple[int, ...]) -> Linear:
-    return Linear.of({loops[dim]: c for dim, c in terms.items()}, constant)
 
 
 def _shape(type_: ir.RankedTensorType) -> tuple[int, ...]:

@@ -236,3 +236,12 @@ def function_text(function: Function, body: Sequence[str], names: dict[Value, st
     lines = "\n".join(f"  {line}" for line in body)
     head = f"func.func {visibility}@{function.name}({', '.join(arguments)}) -> ({', '.join(results)}){attributes}"
     return f"{head} {{\n{lines}\n  return {returned}{' : ' + types if types else ''}\n}}"
+
+
+def plain_text(function: Function) -> str:
+    """A function with its ops as they stand."""
+    names: dict[Value, str] = {}
+    for value in function.args:
+        names[value] = f"%{len(names)}"
+    lines = [op_text(op, names, location=True) for op in function.ops]
+    return function_text(function, lines, names)

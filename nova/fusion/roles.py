@@ -106,7 +106,8 @@ def _broadcast_reductions(space: Space) -> set[int]:
     found: set[int] = set()
     seen: set[Op] = set()
     for position, reduction in enumerate(space.reductions):
-        if reduction.op.name not in REDUCTIONS and reduction.op not in seen:
+        keeps = reduction.op.name in REDUCTIONS and not reduction.op.name.startswith("arg")
+        if not keeps and reduction.op not in seen:
             found.add(position)
         seen.add(reduction.op)
     return found
@@ -121,7 +122,7 @@ def _cross_results(space: Space, roles: Roles) -> set[Value]:
         op = reduction.op
         if op.name == "layer_norm_backward":
             found.update(op.results[1:])
-        elif op.name == "sce":
+        elif op.name in ("sce", "sce_merge"):
             found.add(op.results[0])
         else:
             found.update(op.results)

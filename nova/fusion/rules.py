@@ -20,7 +20,7 @@ REDUCTIONS = frozenset({
 })  # fmt: skip
 NORMALISATIONS = frozenset({
     "softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "layer_norm", "layer_norm_backward",
-    "batch_norm", "batch_norm_backward", "sce", "sce_backward",
+    "batch_norm", "batch_norm_backward", "sce", "sce_backward", "sce_merge",
 })  # fmt: skip
 GATHERS = frozenset({"take", "gather", "index", "reverse"})
 RANDOM = frozenset({"uniform", "normal", "randint"})
@@ -179,6 +179,37 @@ def _sce_backward(space: Space, op: Op, operands: list[Instance]) -> list[Dims]:
     if op.attrs["has_weight"] and op.attrs["label_smoothing"]:
         space.reduce(op, x, [1])  # the sum of the weights, once a row
     return [x]
+
+
+@rule("sce_partials")
+def _sce_partials(space: Space, op: Op, operands: list[Instance]) -> list[Dims]:
+    x = operands[0].dims
+    if len(space.leaves(x[1])) > 1:
+        raise Mismatch("the classes are split into several loops")
+    for target in operands[1:]:
+        space.unify(x[0], target.dims[0])
+    space.reduce(op, x, [1])
+    count = op.results[0].shape[1]
+    tiles = [Atom(count)] if count != 1 else []
+    return [[x[0], tiles] for _ in op.results]
+
+
+@rule("sce_merge")
+def _sce_merge(space: Space, op: Op, operands: list[Instance]) -> list[Dims]:
+    maxima, sums, picked, target = (operand.dims for operand in operands[:4])
+    _same(space, maxima, sums)
+    space.unify(maxima[0], target[0])
+    if op.operands[2].shape == op.operands[0].shape and op.operands[2].shape[1] != op.attrs["classes"]:
+        _same(space, maxima, picked)
+    else:
+        in_memory(space, op.operands[2])
+    for position in range(4, len(operands)):
+        in_memory(space, op.operands[position])
+    space.reduce(op, maxima, [1])
+    if op.attrs["reduction"] == 0:
+        return [maxima[:1], maxima[:1]]
+    space.reduce(op, maxima[:1], [0])
+    return [[], maxima[:1]]
 
 
 @rule("matmul")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nova.fusion import scalars
-from nova.fusion.kernel import Expr, binary, compare, const, convert_float, expr, select
+from nova.fusion.kernel import Expr, Out, binary, compare, const, convert_float, expr, load, select
 from nova.fusion.lowering import Lowering, lowers
 from nova.fusion.records import Op, Value
 from nova.fusion.scalars import add, div, exp, log, mul, sqrt, sub
@@ -194,9 +194,8 @@ def _batch_norm_backward(low: Lowering, op: Op, operands: list[Instance]) -> Non
 class _Labels:
     """The label of each row: whether it counts, and a class number that is safe to index with."""
 
-    def __init__(self, low: Lowering, op: Op, operands: list[Instance], position: int):
-        logits = op.operands[1 if op.name == "sce_backward" else 0]
-        self.classes = logits.shape[1]
+    def __init__(self, low: Lowering, op: Op, operands: list[Instance], position: int, classes: int):
+        self.classes = classes
         target, instance = op.operands[position], operands[position]
         rows = low.loops_of(instance.dims)
         label = low.read(target, instance)
@@ -204,8 +203,6 @@ class _Labels:
         outside = compare("uge", label, const(self.classes, "i64"))
         check = expr("nova.check", (binary("arith.andi", outside, counts), label), "check")
         clamped = binary("arith.minsi", binary("arith.maxsi", label, const(0, "i64")), const(max(0, self.classes - 1), "i64"))
-        from nova.fusion.kernel import Out, load
-
         tensor, index = low.local(rows, "i64")
         low.emit(rows, [Out(tensor, index, clamped)], checks=[check])
         self.safe = load(tensor, index)
@@ -235,12 +232,42 @@ def _weight(low: Lowering, op: Op, operands: list[Instance], labels: _Labels, ty
     return every, convert_float(taken, type_)
 
 
+def _finish(
+    low: Lowering,
+    op: Op,
+    operands: list[Instance],
+    rows: list[int],
+    lse: Expr,
+    picked: Expr,
+    labels: _Labels,
+    spread: Expr | None = None,
+) -> None:
+    """Per-row losses from lse and the target's logit, and their sum or mean."""
+    type_ = lse.type
+    loss = sub(lse, picked)
+    weights = _weight(low, op, operands, labels, type_)
+    if weights:
+        loss = mul(loss, weights[1])
+    if spread is not None:
+        smoothing = op.attrs["label_smoothing"]
+        loss = add(mul(loss, const(1 - smoothing, type_)), mul(spread, const(smoothing / max(1, labels.classes), type_)))
+    loss = select(labels.counts, loss, const(0, type_))
+    if op.attrs["reduction"] == 0:
+        _rounded(low, op.results[0], loss)
+        return
+    total = low.reduce(rows, rows, low.scratch(rows, loss), "arith.addf", 0.0)
+    if op.attrs["reduction"] == 1:
+        share = select(labels.counts, weights[1] if weights else const(1, type_), const(0, type_))
+        total = div(total, low.reduce(rows, rows, low.scratch(rows, share), "arith.addf", 0.0))
+    _rounded(low, op.results[0], total)
+
+
 @lowers("sce")
 def _sce(low: Lowering, op: Op, operands: list[Instance]) -> None:
     dims = operands[0].dims
     rows = _row(low, dims)
     x = low.wide(op.operands[0], operands[0])
-    labels = _Labels(low, op, operands, 1)
+    labels = _Labels(low, op, operands, 1, op.operands[0].shape[1])
     top = fold(low, dims, [1], x, "max")
     # a row of nothing but -inf: eager gives nan there, and so does (-inf) - (-inf)
     lse = low.scratch(rows, add(log(fold(low, dims, [1], exp(sub(x, top)), "sum")), top))
@@ -249,27 +276,57 @@ def _sce(low: Lowering, op: Op, operands: list[Instance]) -> None:
     if picked is None:  # computed in this kernel: select the label's column while summing
         here = compare("eq", expr("arith.index_cast", (low.position(dims[1]),), "i64"), labels.safe)
         picked = fold(low, dims, [1], select(here, x, const(0, x.type)), "sum")
-    picked = convert_float(picked, x.type)
-    loss = sub(lse, picked)
-    weights = _weight(low, op, operands, labels, x.type)
-    if weights:
-        loss = mul(loss, weights[1])
-    smoothing = op.attrs["label_smoothing"]
-    if smoothing:
+    spread = None
+    if op.attrs["label_smoothing"]:
         spread = sub(lse, x)
-        spread = fold(low, dims, [1], mul(spread, weights[0]) if weights else spread, "sum")
-        loss = add(
-            mul(loss, const(1 - smoothing, x.type)), mul(spread, const(smoothing / max(1, labels.classes), x.type))
-        )
-    loss = select(labels.counts, loss, const(0, x.type))
-    if op.attrs["reduction"] == 0:
-        _rounded(low, op.results[0], loss)
-        return
-    total = low.reduce(rows, rows, low.scratch(rows, loss), "arith.addf", 0.0)
-    if op.attrs["reduction"] == 1:
-        share = select(labels.counts, weights[1] if weights else const(1, x.type), const(0, x.type))
-        total = div(total, low.reduce(rows, rows, low.scratch(rows, share), "arith.addf", 0.0))
-    _rounded(low, op.results[0], total)
+        if op.attrs["has_weight"]:
+            spread = mul(spread, convert_float(low.read(op.operands[2], operands[2]), x.type))
+        spread = fold(low, dims, [1], spread, "sum")
+    _finish(low, op, operands, rows, lse, convert_float(picked, x.type), labels, spread)
+
+
+@lowers("sce_partials")
+def _sce_partials(low: Lowering, op: Op, operands: list[Instance]) -> None:
+    """Reductions over tiles of the classes, in the contraction's epilogue."""
+    dims = operands[0].dims
+    (classes,) = low.loops_of(dims[1:])
+    x = low.wide(op.operands[0], operands[0])
+    loops = low.loops_of(dims)
+    (tile,) = low.loops_of(low.space.outputs[op.results[0]].dims[1:])
+    kernel = low.kernel
+    kernel.tiles[tile] = (classes, op.attrs["tile"])
+
+    def partial(element: Expr, combine: str, init: float, value: Value) -> Expr:
+        tensor, index = low.place(value)
+        low.emit(loops, [Out(tensor, index, element, combine, init)], [classes])
+        return load(tensor, index)
+
+    top = partial(x, "arith.maximumf", float("-inf"), op.results[0])
+    shift = select(compare("oeq", top, const(float("-inf"), x.type)), const(0, x.type), top)
+    partial(exp(sub(x, shift)), "arith.addf", 0.0, op.results[1])
+    if len(op.operands) > 1:
+        target = low.read(op.operands[1], operands[1])
+        here = compare("eq", expr("arith.index_cast", (low.position(dims[1]),), "i64"), target)
+        partial(select(here, x, const(0, x.type)), "arith.addf", 0.0, op.results[2])
+
+
+@lowers("sce_merge")
+def _sce_merge(low: Lowering, op: Op, operands: list[Instance]) -> None:
+    dims = operands[0].dims
+    rows = _row(low, dims)
+    maxima, sums = (low.read(op.operands[i], operands[i]) for i in (0, 1))
+    labels = _Labels(low, op, operands, 3, op.attrs["classes"])
+    top = fold(low, dims, [1], maxima, "max")
+    total = fold(low, dims, [1], mul(sums, exp(sub(maxima, top))), "sum")
+    lse = low.scratch(rows, add(log(total), top))
+    _rounded(low, op.results[1], lse)
+    if op.operands[2].shape[1] == op.attrs["classes"]:
+        from nova.fusion.to_linalg_movement import extract
+
+        picked = extract(low, op.operands[2], [low.position(dims[0]), labels.column])
+    else:
+        picked = fold(low, dims, [1], low.read(op.operands[2], operands[2]), "sum")
+    _finish(low, op, operands, rows, lse, convert_float(picked, lse.type), labels)
 
 
 @lowers("sce_backward")
@@ -277,7 +334,7 @@ def _sce_backward(low: Lowering, op: Op, operands: list[Instance]) -> None:
     dims = operands[1].dims
     x = low.wide(op.operands[1], operands[1])
     lse = convert_float(low.read(op.operands[3], operands[3]), x.type)
-    labels = _Labels(low, op, operands, 2)
+    labels = _Labels(low, op, operands, 2, op.operands[1].shape[1])
     probability = exp(sub(x, lse))
     here = compare("eq", expr("arith.index_cast", (low.position(dims[1]),), "i64"), labels.safe)
     weights = _weight(low, op, operands, labels, x.type)
