@@ -244,11 +244,12 @@ def _terms(index: str) -> list[tuple[int, str]]:
 
 
 def loss_head_text(rows: int, columns: int, depth: int, tile: int, logits: bool) -> str:
-    """Logits (stored or not) with row maxima and sums of exponentials over tiles of `tile` columns."""
+    """Logits with row maxima and sums of exponentials over tiles of `tile` columns; the label's logit if not stored."""
     plane, partial = f"tensor<{rows}x{columns}xf32>", f"tensor<{rows}x{-(-columns // tile)}xf32>"
     x, w, bias = f"tensor<{rows}x{depth}xf32>", f"tensor<{columns}x{depth}xf32>", f"tensor<{columns}xf32>"
-    types = ([plane] if logits else []) + [partial, partial]
-    names = (["logits"] if logits else []) + ["maxima", "sums"]
+    labels = f"tensor<{rows}xi64>"
+    types = ([plane] if logits else []) + [partial, partial] + ([] if logits else [partial])
+    names = (["logits"] if logits else []) + ["maxima", "sums"] + ([] if logits else ["picked"])
     outs = ", ".join(f"%{name}_out: {type_} {{nova.out}}" for name, type_ in zip(names, types, strict=True))
     kinds = 'iterator_types = ["parallel", "reduction"]'
     return f"""
@@ -257,9 +258,10 @@ def loss_head_text(rows: int, columns: int, depth: int, tile: int, logits: bool)
 #c = affine_map<(d0, d1, d2) -> (d0, d1)>
 #mn = affine_map<(d0, d1) -> (d0, d1)>
 #n = affine_map<(d0, d1) -> (d1)>
+#m = affine_map<(d0, d1) -> (d0)>
 #t = affine_map<(d0, d1) -> (d0, d1 floordiv {tile})>
 module {{
-  func.func private @head(%x: {x}, %w: {w}, %bias: {bias}, {outs}) -> ({", ".join(types)})
+  func.func private @head(%x: {x}, %w: {w}, %bias: {bias}, %labels: {labels}, {outs}) -> ({", ".join(types)})
       attributes {{nova.kernel = "contraction", nova.inplace = [],
                   nova.dims = array<i64: {rows}, {columns}, {depth}>}} {{
     %zero = arith.constant 0.0 : f32
@@ -295,6 +297,17 @@ module {{
       %d = arith.subf %p, %q : f32
       %e1 = math.exp %d : f32
       %t = arith.addf %s, %e1 : f32
+      linalg.yield %t : f32
+    }} -> {partial}
+    %picked = linalg.generic {{indexing_maps = [#mn, #m, #t], {kinds}}}
+        ins(%logits, %labels : {plane}, {labels}) outs(%none : {partial}) attrs = {{dims = array<i64: 0, 1>}} {{
+    ^bb0(%p: f32, %q: i64, %s: f32):
+      %i = linalg.index 1 : index
+      %j = arith.index_cast %i : index to i64
+      %c = arith.cmpi eq, %j, %q : i64
+      %nothing = arith.constant 0.0 : f32
+      %v = arith.select %c, %p, %nothing : f32
+      %t = arith.addf %s, %v : f32
       linalg.yield %t : f32
     }} -> {partial}
     return {", ".join(f"%{name}" for name in names)} : {", ".join(types)}

@@ -225,13 +225,20 @@ def test_partial_reductions_over_tiles(shape: tuple[int, int, int, int], logits:
     x = torch.randn(rows, depth, generator=generator) / depth**0.5
     w, bias = torch.randn(columns, depth, generator=generator), torch.randn(columns, generator=generator)
     text = loss_head_text(rows, columns, depth, tile, logits)
-    results = run_kernel(text, [x, w, bias], threads=2)
+    labels = torch.randint(columns, (rows,), generator=generator)
+    results = run_kernel(text, [x, w, bias, labels], threads=2)
     full = x.double() @ w.double().T + bias
     padded = torch.full((rows, -(-columns // tile) * tile), -torch.inf, dtype=torch.float64)
     padded[:, :columns] = full
     tiles = padded.view(rows, -1, tile)
     maxima = tiles.amax(-1)
     expected = [full] * logits + [maxima, (tiles - maxima[..., None]).exp().sum(-1)]
+    if not logits:
+        picked = torch.zeros_like(maxima)
+        picked[torch.arange(rows), labels // tile] = full[torch.arange(rows), labels]
+        expected.append(picked)
     for result, reference in zip(results, expected, strict=True):
         torch.testing.assert_close(result.double(), reference, rtol=2e-5, atol=2e-5)
-    assert all(torch.equal(x, y) for x, y in zip(results, run_kernel(text, [x, w, bias], threads=1), strict=True))
+    assert all(
+        torch.equal(x, y) for x, y in zip(results, run_kernel(text, [x, w, bias, labels], threads=1), strict=True)
+    )
