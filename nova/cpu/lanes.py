@@ -340,11 +340,13 @@ def load(pointer: Value, element: Type, lanes: int = 0) -> Value:
 
 
 def store(value: Value, pointer: Value, nontemporal: bool = False) -> None:
-    """Stores a value in memory form. A nontemporal store needs an address aligned to the whole vector."""
+    """Stores a value in memory form. A nontemporal store needs an address aligned to its vector, at most 32 bytes."""
     element = element_of(value.type)
     if element == int_type(1):
         value = cast("extui", value, int_type(8))
-    size = bytes_of(element) * (max(lanes_of(value.type), 1) if nontemporal else 1)
+    size = bytes_of(element)
+    if nontemporal:
+        size = min(size * max(lanes_of(value.type), 1), 32)
     attributes: dict[str, ir.Attribute] = {"alignment": ir.IntegerAttr.get(int_type(64), size)}
     if nontemporal:
         attributes["nontemporal"] = ir.UnitAttr.get()

@@ -112,6 +112,7 @@ class Generic:
     operands: list[Access | None]  # one an input of the region; None if the region does not use it
     outputs: list[Output]
     constant: ir.Attribute | None = None  # of a fill
+    captured: list[Argument] = field(default_factory=list)  # buffers its region reads at places of its own choice
     consumers: set[int] = field(default_factory=set)
 
     @property
@@ -370,7 +371,7 @@ class _Reader:
             generic.outputs.append(output)
             result = View.whole(Result(number, k), output.shape, output.element)
             self.tensors[op.results[k]] = result
-        self._find_captures(block)
+        generic.captured = self._find_captures(block)
         self.generics.append(generic)
         for access in (*generic.inputs, *(o.init.access for o in generic.outputs if o.init.access)):
             if isinstance(access.source, Result):
@@ -381,14 +382,17 @@ class _Reader:
         first = len(self.block.arguments) - returned
         return isinstance(view.source, Argument) and view.source.position >= first
 
-    def _find_captures(self, block: ir.Block) -> None:
+    def _find_captures(self, block: ir.Block) -> list[Argument]:
+        found = []
         for view in block.operations:
             op = view.operation
             if op.name == "tensor.extract":
                 tensor = self.tensors[op.operands[0]]
-                if not isinstance(tensor, View):
-                    raise CompileError("tensor.extract from a tensor that nothing wrote")
+                if not isinstance(tensor, View) or not isinstance(tensor.source, Argument):
+                    raise CompileError("tensor.extract reads arguments of the kernel only, not what it makes itself")
                 self.views[op.operands[0]] = tensor
+                found.append(tensor.source)
+        return found
 
 
 def _slice(op: ir.Operation, small: ir.RankedTensorType) -> tuple[list[int], list[int], list[int]]:

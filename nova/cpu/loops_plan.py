@@ -250,19 +250,24 @@ def _place(nest: Nest, inner_of: dict[int, tuple[int, ...]], earliest: dict[int,
 
 
 def _find_hazard(kernel: Kernel, nest: Nest, placed: dict[int, int]) -> tuple[int, int] | None:
-    """(writer, first step it may stand in) of an in-place write that comes before a read of the same buffer."""
+    """(writer, first step it may stand in) of an in-place write that comes before a read of the same buffer.
+
+    In one step, a read of the very element that is written is safe: loads stand before stores.
+    """
     for operand, result in kernel.inplace:
         for writer in nest.generics:
-            stores = [s for o in writer.outputs for s in o.stores if s.source == Argument(result)]
-            for store in stores:
-                for reader in nest.generics:
-                    for access in _reads(reader):
-                        if access.source != Argument(operand):
-                            continue
-                        same = access.linear() == store.linear()
-                        bound = placed[reader.number] + (0 if same else 1)
-                        if placed[writer.number] < bound:
-                            return writer.number, bound
+            stores = {s.linear() for o in writer.outputs for s in o.stores if s.source == Argument(result)}
+            if not stores:
+                continue
+            for reader in nest.generics:
+                reads = {a.linear() for a in _reads(reader) if a.source == Argument(operand)}
+                bound = placed[reader.number]
+                if Argument(operand) in reader.captured or (reads and reads != stores):
+                    bound += 1
+                elif not reads:
+                    continue
+                if placed[writer.number] < bound:
+                    return writer.number, bound
     return None
 
 
