@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 
 from nova.cpu import lanes as ln
-from nova.cpu.attention_pack import widen
+from nova.cpu.attention_pack import transposed, widen
 from nova.cpu.attention_softmax import EXCLUDED, LOG2_E, floor_of
 from nova.cpu.attention_tiles import Kit, Scope
 from nova.cpu.lanes import Type, Value
@@ -42,7 +42,7 @@ def apply_mask(kit: Kit, mask: Mask, source: Value, offset: Value, queries: Valu
 
 
 def _masked(s: Scope, mask: Mask, score: Value, entry: Value) -> Value:
-    """One score (scalar or vector) under one mask entry of the same shape, in register form."""
+    """One score (scalar or vector) under one mask entry of the same shape: i1 (keep), or of the compute type (added)."""
     floor = floor_of(s.geometry.element)
 
     def number(value: float) -> Value:
@@ -50,7 +50,6 @@ def _masked(s: Scope, mask: Mask, score: Value, entry: Value) -> Value:
 
     if mask.is_bool:
         return ln.select(entry, score, number(EXCLUDED))
-    entry = widen(s, entry)
     bias = ln.mulf(entry, number(LOG2_E))
     value = ln.addf(score, bias)
     value = ln.select(ln.cmpf("olt", bias, number(-floor.threshold)), number(-floor.floor), value)
@@ -58,21 +57,53 @@ def _masked(s: Scope, mask: Mask, score: Value, entry: Value) -> Value:
 
 
 def _apply_mask(s: Scope, mask: Mask, source: Value, offset: Value, queries: Value, tile: Value, rows: Value) -> None:
-    g = s.geometry
     if mask.row == 0:
-        with s.loop(0, rows) as k:
-            place = s.at(source, s.add(offset, s.mul(k, mask.column)), mask.element)
-            entry = ln.splat(ln.load(place, mask.element), g.lanes)
-            row = s.at(tile, s.mul(k, g.queries))
-            for h in range(2):
-                s.store(_masked(s, mask, s.load(row, h * g.lanes), entry), row, h * g.lanes)
+        _apply_key_mask(s, mask, source, offset, tile, rows)
         return
+    blocked: Value | int = 0
+    if mask.column == 1:
+        blocked = _apply_blocks(s, mask, source, offset, queries, tile, rows)
     with s.loop(0, queries) as q:
         start = s.add(offset, s.mul(q, mask.row))
-        with s.loop(0, rows) as k:
-            entry = ln.load(s.at(source, s.add(start, s.mul(k, mask.column)), mask.element), mask.element)
-            place = s.at(tile, s.add(s.mul(k, g.queries), q))
+        with s.loop(blocked, rows) as k:
+            entry = _load_entry(s, mask, source, s.add(start, s.mul(k, mask.column)))
+            place = s.at(tile, s.add(s.mul(k, s.geometry.queries), q))
             ln.store(_masked(s, mask, s.load_scalar(place), entry), place)
+
+
+def _load_entry(s: Scope, mask: Mask, source: Value, offset: Value | int, lanes: int = 0) -> Value:
+    entry = ln.load(s.at(source, offset, mask.element), mask.element, lanes)
+    return entry if mask.is_bool else widen(s, entry)
+
+
+def _apply_key_mask(s: Scope, mask: Mask, source: Value, offset: Value, tile: Value, rows: Value) -> None:
+    """The same for every query: one entry a key."""
+    g = s.geometry
+    with s.loop(0, rows) as k:
+        entry = ln.splat(_load_entry(s, mask, source, s.add(offset, s.mul(k, mask.column))), g.lanes)
+        row = s.at(tile, s.mul(k, g.queries))
+        for h in range(2):
+            s.store(_masked(s, mask, s.load(row, h * g.lanes), entry), row, h * g.lanes)
+
+
+def _apply_blocks(
+    s: Scope, mask: Mask, source: Value, offset: Value, queries: Value, tile: Value, rows: Value
+) -> Value:
+    """Contiguous keys: squares of the mask are transposed in registers. Returns the rows done, whole squares."""
+    g = s.geometry
+    last, done = s.add(queries, -1), s.mul(ln.divui(rows, s.i(g.lanes)), g.lanes)
+    with s.loop(0, g.queries, g.lanes) as half:
+        starts = [s.add(offset, s.mul(s.min(last, s.add(half, i)), mask.row)) for i in range(g.lanes)]
+        with s.loop(0, done, g.lanes) as k:
+            entries = [_load_entry(s, mask, source, s.add(start, k), g.lanes) for start in starts]
+            if mask.is_bool:
+                entries = [ln.select(entry, s.v(1.0), s.v(0.0)) for entry in entries]
+            target = s.at(tile, s.add(s.mul(k, g.queries), half))
+            for i, entry in enumerate(transposed(entries)):
+                if mask.is_bool:
+                    entry = ln.cmpf("ogt", entry, s.v(0.5))
+                s.store(_masked(s, mask, s.load(target, i * g.queries), entry), target, i * g.queries)
+    return s.int(done)
 
 
 # --- dropout ---------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ func.func private @attention(%dout: tensor<4x64x64xf32>, %qkv: tensor<4x64x192xf
   %dk_flat = "nova.reshape"(%dk_moved) {} : (tensor<4x64x4x16xf32>) -> tensor<4x64x64xf32>
   %dv_moved = "nova.transpose"(%r#2) {permutation = array<i64: 0, 2, 1, 3>} : (tensor<4x4x64x16xf32>) -> tensor<4x64x4x16xf32>
   %dv_flat = "nova.reshape"(%dv_moved) {} : (tensor<4x64x4x16xf32>) -> tensor<4x64x64xf32>
-  %dqkv = "nova.concat"(%dq_flat, %dk_flat, %dv_flat) {dim = 2 : i64, operandSegmentSizes = array<i32: 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>} : (tensor<4x64x64xf32>, tensor<4x64x64xf32>, tensor<4x64x64xf32>) -> tensor<4x64x192xf32>
+  %dqkv = "nova.concat"(%dq_flat, %dk_flat, %dv_flat) {dim = 2 : i64, operandSegmentSizes = array<i32: 3, 0, 0, 0, 0, 0, 0, 0>} : (tensor<4x64x64xf32>, tensor<4x64x64xf32>, tensor<4x64x64xf32>) -> tensor<4x64x192xf32>
   return %dqkv : tensor<4x64x192xf32>
 }
 
