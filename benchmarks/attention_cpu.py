@@ -103,10 +103,9 @@ def main(threads: str = "1,2", write: bool = False) -> None:
             refused += 2 - len(measured)
             lines += measured
             for line in measured:
-                print(
-                    f"{line['shape']:>20} {line['direction']:8}  {count} threads  torch {line['torch_us']:8.0f} us  nova "
-                    f"{line['nova_us']:8.0f} us  ratio {line['ratio']:.3f}  {line['nova_gflops']:5.1f} GFLOP/s"
-                )
+                times = f"torch {line['torch_us']:8.0f} us  nova {line['nova_us']:8.0f} us  ratio {line['ratio']:.3f}"
+                where = f"{line['shape']:>20} {line['direction']:8}  {count} threads"
+                print(f"{where}  {times}  {line['nova_gflops']:5.1f} GFLOP/s")
     if write and lines:
         print(f"wrote {save('attention_cpu', lines)}")
     raise typer.Exit(1 if refused else 0)
