@@ -39,6 +39,6 @@ def fold(kernel: Kernel) -> None:
     merging.merge_alike(kernel)
     merging.remove_unused(kernel)
     merging.order_for_inplace(kernel)
-    pointwise = [op for op in kernel.ops if not op.reduced]  # others: the contraction, and reductions over its tiles
+    pointwise = [op for op in kernel.ops if not op.reduced and not op.contraction]  # others: the contraction, and reductions over its tiles
     if sum(op.contraction for op in kernel.ops) != 1 or len(pointwise) > 1:
         raise CompileError(f"kernel @{kernel.name}: {len(kernel.ops)} ops are left of a contraction and its epilogue")

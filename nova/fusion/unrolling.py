@@ -13,24 +13,50 @@ MAX_EXTENT = 4
 def unroll_selected(kernel: Kernel) -> None:
     """Unrolls every loop that an op compares with constants to select a piece."""
     for loop in selecting_loops(kernel):
-        unroll(kernel, loop)
+        chosen = affected(kernel, loop)
+        rows = set(kernel.rows)
+        if all(loop not in op.reduced and not op.reduced & rows for op in chosen):
+            unroll(kernel, loop, chosen)
 
 
 def selecting_loops(kernel: Kernel) -> list[int]:
-    """Loops of at most MAX_EXTENT whose index is compared with a constant, and that no reduction sums over."""
+    """Loops of at most MAX_EXTENT whose index is compared with a constant."""
     found: dict[int, None] = {}
     for op in kernel.ops:
-        for node in op.nodes():
-            if node.op == "arith.cmpi" and node.args[0].op == "linear":
-                loop = node.args[0].attr.single()
-                constant = node.args[1].op == "const" or node.args[1].op == "linear" and not node.args[1].attr.terms
-                if loop is not None and constant and 1 < kernel.loops[loop] <= MAX_EXTENT:
-                    found[loop] = None
-    return [loop for loop in found if not any(loop in op.reduced for op in kernel.ops)]
+        found.update(dict.fromkeys(loop for loop in selected_by(op) if 1 < kernel.loops[loop] <= MAX_EXTENT))
+    return list(found)
 
 
-def unroll(kernel: Kernel, loop: int) -> None:
-    """Replaces each op over `loop` by one op for each of its values."""
+def selected_by(op: Structured) -> list[int]:
+    """Loops whose index the op compares with constants."""
+    found = []
+    for node in op.nodes():
+        if node.op == "arith.cmpi" and node.args[0].op == "linear":
+            loop = node.args[0].attr.single()
+            constant = node.args[1].op == "const" or (node.args[1].op == "linear" and not node.args[1].attr.terms)
+            if loop is not None and constant:
+                found.append(loop)
+    return found
+
+
+def affected(kernel: Kernel, loop: int) -> list[Structured]:
+    """The ops that select by `loop`, and those they share locals with that have it as a dimension."""
+    chosen = [op for op in kernel.ops if loop in selected_by(op)]
+    while True:
+        locals_ = {tensor for op in chosen for tensor, index in _locals(op) if any(item.single() == loop for item in index)}
+        more = [op for op in kernel.ops if op in chosen or any(tensor in locals_ for tensor, _ in _locals(op))]
+        if len(more) == len(chosen):
+            return chosen
+        chosen = more
+
+
+def _locals(op: Structured) -> list[tuple[Tensor, Index]]:
+    accesses = [*op.loads(), *((out.tensor, out.index) for out in op.outs)]
+    return [(tensor, index) for tensor, index in accesses if tensor.kind == "local"]
+
+
+def unroll(kernel: Kernel, loop: int, chosen: list[Structured]) -> None:
+    """Replaces each of the ops by one op for each value of `loop`."""
     locals_: dict[tuple[Tensor, int], Tensor] = {}
 
     def fixed(item: Linear, value: int) -> Linear:
@@ -63,7 +89,7 @@ def unroll(kernel: Kernel, loop: int) -> None:
 
     ops: list[Structured] = []
     for op in kernel.ops:
-        if loop not in op.loops:
+        if op not in chosen:
             ops.append(op)
             continue
         for value in range(kernel.loops[loop]):
