@@ -137,29 +137,37 @@ def _reads(generic: Generic) -> list[Access]:
 def _plan_nest(kernel: Kernel, generics: list[Generic], rows: tuple[int, ...], target: CpuTarget) -> Nest:
     sizes = kernel.sizes
     row_list = list(rows)
-    split = None
-    if all(set(g.dims) <= set(rows) for g in generics) and rows:
-        lane_dim = _lane_dim(kernel, generics, rows)
-        row_list.remove(lane_dim)
-        if not row_list and sizes[lane_dim] > BLOCK:
-            split = lane_dim
-    extents = [(d, sizes[d]) for d in row_list]
-    if split is not None:
-        extents.append((split, -(-sizes[split] // BLOCK)))
-    nest = Nest(generics, extents, split)
+    if rows and all(set(g.dims) <= set(rows) for g in generics):
+        row_list.remove(_lane_dim(kernel, generics, rows))  # rows only: one of them runs in lanes
+    nest = Nest(generics, [(d, sizes[d]) for d in row_list], None)
     schedule_steps(kernel, nest)
-    nest.tile = loops_tile.find_tile(nest, sizes, target.lanes("f32"))
-    if nest.tile:
-        dim, lane_dim = nest.tile[0], nest.steps[0].inner[0]
-        nest.rows = [(d, n) for d, n in nest.rows if d != dim]
-        nest.rows.append((dim, -(-sizes[dim] // target.lanes("f32"))))
-        nest.rows.append((lane_dim, -(-sizes[lane_dim] // loops_tile.WIDTH)))
     for generic in generics:
         if set(rows) & generic.reduced:
             for number, output in enumerate(generic.outputs):
                 nest.cross.append(Cross(generic, number, math.prod(output.shape)))
+    _tile_or_split(kernel, nest, target)
     _choose_tasks(kernel, nest, target)
     return nest
+
+
+def _tile_or_split(kernel: Kernel, nest: Nest, target: CpuTarget) -> None:
+    """Cuts the loops of a nest of a single step: into tiles that are turned over, or the lane loop into blocks."""
+    sizes, lanes = kernel.sizes, target.lanes("f32")
+    if len(nest.steps) != 1 or len(nest.steps[0].inner) != 1 or nest.steps[0].sequential:
+        return
+    lane_dim = nest.steps[0].inner[0]
+    nest.tile = loops_tile.find_tile(nest, sizes, lanes)
+    if nest.tile:
+        dim = nest.tile[0]
+        nest.rows = [(d, n) for d, n in nest.rows if d != dim]
+        nest.rows.append((dim, -(-sizes[dim] // lanes)))
+        nest.rows.append((lane_dim, -(-sizes[lane_dim] // loops_tile.WIDTH)))
+        return
+    across = {c.generic.number for c in nest.cross}
+    few = nest.row_count < 8 * target.cores and sizes[lane_dim] > (BLOCK if not nest.rows else 4 * BLOCK)
+    if few and all(not g.is_reduction or g.number in across for g in nest.generics):
+        nest.split = lane_dim
+        nest.rows.append((lane_dim, -(-sizes[lane_dim] // BLOCK)))
 
 
 def _lane_dim(kernel: Kernel, generics: list[Generic], candidates: tuple[int, ...]) -> int:

@@ -27,9 +27,7 @@ SMALL = 1024  # elements of the two loops below which loads a lane are as good
 
 
 def find_tile(nest, sizes: dict[int, int], lanes: int) -> tuple[int, list[Access]] | None:
-    """(row dim to tile, accesses to turn over), if the nest is one elementwise loop that reads across rows."""
-    if len(nest.steps) != 1 or len(nest.steps[0].inner) != 1 or nest.steps[0].sequential or nest.split is not None:
-        return None
+    """(row dim to tile, operands to turn over), if the nest, of one step, is elementwise and reads across rows."""
     lane_dim = nest.steps[0].inner[0]
     crossed: dict[int, list[Access]] = {}
     for generic in nest.generics:

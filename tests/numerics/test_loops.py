@@ -292,6 +292,23 @@ def test_large_transposes_go_through_tiles(shape: list[int], dtype: str) -> None
     assert torch.equal(other, c + d[:, None] + torch.arange(m).float())
 
 
+def test_few_long_rows_are_cut_into_blocks() -> None:
+    """out = a + b[:, None], a column sum and a whole sum over 3 rows: the lane loop is cut, whatever the rows are."""
+    shape = [3, 40003]
+    k = Kernel(shape, [0])
+    a, b, o, c, w = k.arg(shape), k.arg([3]), k.out(shape), k.out([shape[1]]), k.out([])
+    (r,) = k.generic([0, 1], [], [(a, "d0, d1"), (b, "d0")], [(o, "d0, d1")], "%p = arith.addf %i0, %i1 : f32", "%p")
+    add = "%p = arith.addf %x0, %i0 : f32"
+    (s,) = k.generic([0, 1], [0], [(r, "d0, d1")], [(k.fill(c, "0.0"), "d1")], add, "%p")
+    (t,) = k.generic([0, 1], [0, 1], [(r, "d0, d1")], [(k.fill(w, "0.0"), "")], add, "%p")
+    x, y = torch.randn(shape), torch.randn(3)
+    outs = [(shape, "f32"), ([shape[1]], "f32"), ([], "f32")]
+    got, columns, total = run(k.text(r, s, t), [x, y], outs)
+    assert torch.equal(got, x + y[:, None])
+    close(columns, got.double().sum(0))
+    close(total, got.double().sum(), 1e-5)
+
+
 def test_scalar_kernel() -> None:
     k = Kernel([], [])
     a, b, o = k.arg([], "f64"), k.arg([]), k.out([])
