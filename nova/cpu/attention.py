@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nova.cpu import build, parallel
 from nova.cpu import lanes as ln
+from nova.cpu import parallel
 from nova.cpu.attention_mask import Dropout, Mask
 from nova.cpu.attention_pack import Matrix
 from nova.cpu.attention_softmax import LOG2_E
@@ -233,6 +233,3 @@ def lower(kernel: ir.OpView, target: CpuTarget) -> tuple[ir.Module, int]:
         for kit in kits:
             kit.finish(module)
     return module, workspace.bytes
-
-
-__all__ = ["Access", "Attention", "Body", "Work", "build", "geometry_of", "lower", "read_op"]

@@ -367,7 +367,6 @@ class Emitter:
         panels = s.min(s.sub(self.work.panels(), first_panel), self.size)
         q_first = s.mul(first_panel, g.queries)
         self.pack_queries(b, h, q_first, panels)
-        per_panel = self._mask_rows() * g.queries if self._mask_panels() > 1 or self.size == 1 else 0
         with s.loop(0, panels) as p:
             q0 = s.add(q_first, s.mul(p, g.queries))
             shift = s.sub(q0, k0) if op.causal else None
@@ -375,7 +374,9 @@ class Emitter:
             with s.when("sgt", rows, 0):
                 self.emit_scores(b, h, p, q0, k0, 0, s.int(rows), shift)
                 lanes = s.int(s.min(s.sub(op.queries, q0), g.queries))
-                target = s.at(self.at["dmask"], s.mul(p, per_panel if self.op["dmask"].strides[2] else 0))
+                target = s.at(
+                    self.at["dmask"], s.mul(p, self._mask_rows() * g.queries if op["dmask"].strides[2] else 0)
+                )
                 step = g.queries if self._mask_rows() > 1 else 0
                 self.kit.call(
                     "add_rows", [self.tile("products", p), target, s.int(rows), lanes],

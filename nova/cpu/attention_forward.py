@@ -9,6 +9,7 @@ from __future__ import annotations
 from nova.cpu import attention_mask as masks
 from nova.cpu import attention_pack as pack
 from nova.cpu import attention_softmax as softmax
+from nova.cpu import lanes as ln
 from nova.cpu.attention import Body, Work
 from nova.cpu.attention_tiles import emit_scores, emit_weighted, padded_rows
 from nova.cpu.parallel import Phase, Region
@@ -41,7 +42,7 @@ def phase(work: Work) -> Phase:
         factor = s.s(op.factor)
         with region.tasks() as task:
             b, h, group = body.unflatten(task, (op.batch, op.heads, groups))
-            kv_head = h if op.group == 1 else s.int(h) if isinstance(h, int) else _divide(s, h, op.group)
+            kv_head = h if op.group == 1 else ln.divui(s.int(h), s.i(op.group))
             first_panel = s.mul(group, size)
             panels = s.min(s.add(work.panels(), s.mul(first_panel, -1)), size)
 
@@ -130,12 +131,6 @@ def phase(work: Work) -> Phase:
     return Phase(work.op.batch * op.heads * groups, schedule.threads, emit, cyclic=op.causal and groups > 1)
 
 
-def _divide(s, value, by: int):
-    from nova.cpu import lanes as ln
-
-    return ln.divui(s.int(value), s.i(by))
-
-
 def element_index(s, op, b, h, q0, k0):
     """The number of element (b, h, q0, k0) of the [B, H, T, S] tensor that is never made."""
     row = s.add(s.mul(s.add(s.mul(b, op.heads), h), op.queries), q0)
@@ -143,8 +138,6 @@ def element_index(s, op, b, h, q0, k0):
 
 
 def _multiply_rows(s, tile, keep, rows) -> None:
-    from nova.cpu import lanes as ln
-
     g = s.geometry
     with s.loop(0, rows) as k:
         place = s.mul(k, g.queries)
