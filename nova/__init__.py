@@ -55,12 +55,15 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """`nova.jit` and `nova.verify` are functions, though modules of these names hold them."""
+    """`nova.jit`, `nova.verify` and `nova.capture` are functions, though modules of these names exist.
+
+    Importing a submodule sets it as an attribute of the package; for these names the function stays the attribute.
+    Inside Nova, write `from nova.capture import guards`, which does not look at the attribute.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _HOME and isinstance(value, ModuleType):  # what importing a submodule does
-            value = getattr(value, name)
-        super().__setattr__(name, value)
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Package

@@ -53,7 +53,7 @@ _MODULE_IRRELEVANT = frozenset({
     "_non_persistent_buffers_set", *MODULE_TABLES,
 })  # fmt: skip
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-_DYNAMIC_READS = frozenset({"getattr", "vars", "asdict", "astuple", "__dict__", "locals", "hasattr"})
+_WHOLE_READS = frozenset({"vars", "asdict", "astuple", "__dict__", "locals"})  # read every attribute of something
 
 
 def type_name(obj: Any) -> str:
@@ -156,8 +156,10 @@ class Builder:
         self.objects, self.seen, self.before = objects, seen, before
         self.attributes = seen.attributes
         self.constants = seen.constants
-        self.dynamic = bool(self.attributes & _DYNAMIC_READS) or any(
-            chain[0] in _DYNAMIC_READS for code in seen.codes for chain in bytecode.names(code).globals
+        # `getattr(config, "width")` names its attribute in a constant.
+        self.attributes |= {text for text in self.constants if text.isidentifier()}
+        self.whole = bool(self.attributes & _WHOLE_READS) or any(
+            chain[0] in _WHOLE_READS for code in seen.codes for chain in bytecode.names(code).globals
         )
         self.called = {id(module) for module in seen.modules}
         self.stepped = {id(optimizer) for optimizer in seen.optimizers}
@@ -340,7 +342,10 @@ class Builder:
     def _names_read(self, obj: Any) -> Callable[[str], bool]:
         """Whether an attribute of an object may have been read."""
         table = getattr(obj, "__dict__", {})
-        if (self.dynamic and len(table) <= 64) or hasattr(type(obj), "__dataclass_fields__"):
+        if isinstance(obj, torch.optim.lr_scheduler.LRScheduler):
+            read = set(self.attributes) - {"optimizer", "_step_count"}
+            return (read | {"_last_lr"} if "get_last_lr" in read else read).__contains__
+        if (self.whole and len(table) <= 64) or hasattr(type(obj), "__dataclass_fields__"):
             return lambda name: True
         read = set(self.attributes)
         if not is_user_class(type(obj)):
@@ -349,9 +354,6 @@ class Builder:
                 method = getattr(type(obj), name, None)
                 if isinstance(method, types.FunctionType):
                     read |= bytecode.names(method.__code__).attributes
-            if isinstance(obj, torch.optim.lr_scheduler.LRScheduler):
-                read &= self.attributes | {"_last_lr"} if "get_last_lr" in self.attributes else self.attributes
-                read -= {"optimizer", "_step_count", "last_epoch"}
         return read.__contains__
 
     def _fill_dict(self, index: int, node: Node, table: dict[Any, Any]) -> None:

@@ -40,6 +40,7 @@ from nova.capture.sources import (
     extend,
     follow,
     is_user_class,
+    is_user_code,
     is_user_file,
     slot_names,
 )
@@ -148,7 +149,7 @@ class Snapshot:
             self._iterators.append((reached, obj, _iterator_position(obj)))
 
     def _take_function(self, reached: Reached, obj: types.FunctionType) -> None:
-        if not is_user_file(obj.__code__.co_filename):
+        if not is_user_code(obj.__code__, obj.__globals__):
             return
         for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True):
             self._cells.append((reached, name, cell, _cell_value(cell)))
@@ -345,19 +346,40 @@ class Watch:
         self.training_set: dict[int, torch.nn.Module] = {}  # `training` set by train()/eval() before it was read
         self.refused: CaptureError | None = None
         self.optimizers: dict[int, torch.optim.Optimizer] = {}  # those whose step() ran
-        self._known: dict[types.CodeType, int] = {}  # 0 ignore, 1 module, 2 environment, 3 module random, 4 optimizer
+        self.rates_read: list[tuple[Any, int, SourceLine]] = []  # get_last_lr(): scheduler, its epoch, line
+        # 0 ignore, 1 module, 2 environment, 3 module random, 4 optimizer, 5 get_last_lr
+        self._known: dict[types.CodeType, int] = {}
         self._thread = threading.get_ident()
 
-    @contextmanager
-    def running(self) -> Iterator[Watch]:
-        """Watches what runs inside the `with` block, on this thread."""
-        with ExitStack() as stack:
-            stack.enter_context(self._patched())
-            before = sys.getprofile()
-            sys.setprofile(self._profile)
-            # A profiler written in C (cProfile) is reported as itself, and only it can switch itself on again.
-            stack.callback(before.enable if hasattr(before, "enable") else sys.setprofile, *_hook(before))
-            yield self
+    def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, watched while it runs."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with ExitStack() as stack:
+                stack.enter_context(self._patched())
+                before = sys.getprofile()
+                sys.setprofile(self._profile)
+                # A profiler written in C (cProfile) is reported as itself, and only it can switch itself on again.
+                restore = getattr(before, "enable", None)
+                stack.callback(*((restore,) if restore is not None else (sys.setprofile, before)))
+                return function(*args, **kwargs)
+
+        return run
+
+    def unwatched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`original`, which is Nova's own and not watched: most of what runs while a step is recorded."""
+        hook, set_hook, thread = self._profile, sys.setprofile, self._thread
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(*args, **kwargs)
+            set_hook(None)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                set_hook(hook)
+
+        return run
 
     def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "call":
@@ -375,11 +397,13 @@ class Watch:
             kind = 1
         elif code.co_qualname == "Optimizer.profile_hook_step.<locals>.wrapper":
             kind = 4
+        elif code is torch.optim.lr_scheduler.LRScheduler.get_last_lr.__code__:
+            kind = 5
         elif code in _ENVIRON_CODES:
             kind = 2
         elif code.co_filename == _RANDOM_FILE:
             kind = 3
-        elif is_user_file(code.co_filename):
+        elif is_user_code(code, frame.f_globals):
             self.codes[code] = frame.f_globals
         self._known[code] = kind
         return kind
@@ -395,6 +419,12 @@ class Watch:
             self.optimizers.setdefault(id(optimizer), optimizer)
             return
         caller = frame.f_back
+        if kind == 5:
+            if caller is not None and is_user_file(caller.f_code.co_filename):
+                scheduler, code = frame.f_locals["self"], caller.f_code
+                line = SourceLine(code.co_filename, caller.f_lineno, code.co_name)
+                self.rates_read.append((scheduler, scheduler.last_epoch, line))
+            return
         if kind == 2:
             user = _user_frame(caller, ("os.py", "_collections_abc.py", "<frozen os>", "<frozen _collections_abc>"))
             if user is not None:
@@ -434,6 +464,9 @@ class Watch:
     @contextmanager
     def _patched(self) -> Iterator[None]:
         with ExitStack() as stack:
+            from nova.capture.record import Recorder
+
+            stack.enter_context(_replaced(Recorder, "__torch_dispatch__", self.unwatched))
             stack.enter_context(_replaced(torch.nn.Module, "train", self._train))
             stack.enter_context(_replaced_item(vars(builtins), "next", self._next))
             numpy = sys.modules.get("numpy")
@@ -477,10 +510,6 @@ class Watch:
             return function
 
         return replace
-
-
-def _hook(before: Any) -> tuple[Any, ...]:
-    return () if hasattr(before, "enable") else (before,)
 
 
 def _user_frame(frame: types.FrameType | None, through: tuple[str, ...] | None) -> types.FrameType | None:

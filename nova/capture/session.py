@@ -89,8 +89,7 @@ def capture(
     thread = threading.get_ident()
     recording_threads.add(thread)
     try:
-        with watch.running():
-            recording = record(function, args, kwargs, objects)
+        recording = record(watch.watched(function), args, kwargs, objects)
         if watch.refused is not None:  # the user's own `except` swallowed it
             recording.rollback()
             raise watch.refused
@@ -131,6 +130,13 @@ def _settled(
     signature = recording.step.signature
     policy = _Policy(objects, recording, watch)
     python_state.settle(snapshot, policy.allows, line)
+    for scheduler, epoch, where in watch.rates_read:
+        if policy.before.get((id(scheduler), ("attr", "last_epoch")), epoch) != epoch:
+            raise CaptureError(
+                "the step reads a learning rate from a scheduler that it has stepped; a replay steps it afterwards. "
+                "Read it outside the step, or before scheduler.step()",
+                where,
+            )
     signature.effects += policy.effects()
     seen = Observed(
         codes=set(watch.codes),

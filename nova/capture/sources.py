@@ -46,21 +46,36 @@ MODULE_TABLES = {"_parameters": "param", "_buffers": "buffer", "_modules": "modu
 
 _TORCH_DIR = torch.__path__[0]
 _NOVA_DIR = __file__.rsplit("/", 2)[0]
+# what PyTorch itself is built on
+_LIBRARIES = frozenset({
+    "numpy", "typing_extensions", "sympy", "mpmath", "networkx", "filelock", "fsspec", "jinja2", "markupsafe", "optree",
+    "_distutils_hack", "setuptools", "pkg_resources", "triton", "functorch", "torchgen", "llvmlite", "numba_cuda_mlir",
+    "rich", "typer",
+})  # fmt: skip
 _STDLIB_DIRS = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 
 
 @functools.cache
 def is_user_file(filename: str) -> bool:
-    """Whether code of this file is the user's: not PyTorch's, Nova's, NumPy's or the standard library's."""
+    """Whether code of this file is the user's: not PyTorch's, Nova's or the standard library's."""
     if filename.startswith((_TORCH_DIR, _NOVA_DIR)) or filename.startswith("<frozen "):
         return False
     if "/site-packages/" in filename:
-        return "/site-packages/numpy/" not in filename
+        package = filename.partition("/site-packages/")[2].partition("/")[0].removesuffix(".py")
+        return package not in _LIBRARIES
     return not filename.startswith(_STDLIB_DIRS)
 
 
+def is_user_code(code: types.CodeType, table: dict[str, Any]) -> bool:
+    """Whether code is the user's; code without a file (`exec`, dataclass methods) belongs to its globals' module."""
+    filename = code.co_filename
+    if filename == "<string>" and "__file__" in table:
+        filename = str(table["__file__"])
+    return is_user_file(filename)
+
+
 def is_user_function(obj: Any) -> bool:
-    return isinstance(obj, types.FunctionType) and is_user_file(obj.__code__.co_filename)
+    return isinstance(obj, types.FunctionType) and is_user_code(obj.__code__, obj.__globals__)
 
 
 @functools.cache
@@ -226,7 +241,7 @@ def _function_children(obj: types.FunctionType) -> Iterator[tuple[Step, Any]]:
         yield ("default", position), value
     for name, value in (obj.__kwdefaults__ or {}).items():
         yield ("kwdefault", name), value
-    if not is_user_file(obj.__code__.co_filename):
+    if not is_user_function(obj):
         return
     for name in {chain[0]: None for chain in names(obj.__code__).globals}:
         if name in obj.__globals__:
@@ -445,7 +460,7 @@ class ObjectMap:
 
     def _follow_chains(self, found: Reached) -> None:
         """Attributes that the function reads from Python modules: `import config; config.model.width`."""
-        if not is_user_file(found.obj.__code__.co_filename):
+        if not is_user_function(found.obj):
             return
         chains = names(found.obj.__code__)
         cells = dict(closure_items(found.obj))

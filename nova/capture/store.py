@@ -163,7 +163,7 @@ def encode_guards(guards: GuardSet) -> dict[str, Any]:
         nodes.append({
             "kind": node.kind, "parent": node.parent, "step": list(node.step), "type": node.type, "code": node.code,
             "keys": encode(node.keys), "meta": encode(dataclasses.astuple(node.meta)) if node.meta else None,
-            "slots": [[list(step), want[0], encode(want[1]) if want[1:] else None] for step, want in node.slots.items()],
+            "slots": [[list(step), kind, encode(rest[0]) if rest else 0] for step, (kind, *rest) in node.slots.items()],
         })  # fmt: skip
     return {
         "nodes": nodes, "environment": encode(guards.environment), "facts": encode(guards.facts),
