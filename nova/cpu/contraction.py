@@ -71,10 +71,7 @@ class Nest:
         self.blocks = max(1, -(-self.chunk // self.kc))
         self.partial_output = partial_output(c) if self.blocks > 1 and s.k_chunks == 1 else None
         self.pitch = _up(self.nc, self.columns)  # of the scratch that holds a tile of rows, where tiles are reduced
-        self.light = cf.operation_count(c) <= ep.LIGHT_OPERATIONS and all(
-            ep.lane_stride(c, access, self.lanes) in (0, 1)
-            for access in [*c.plane_reads(), *(access for _, access in c.outputs)]
-        )
+        self.light = cf.operation_count(c) <= ep.LIGHT_OPERATIONS and ep.all_vector_friendly(c, self.lanes)
         self._lay_out_workspace()
 
     def _lay_out_workspace(self) -> None:
@@ -215,7 +212,8 @@ class Nest:
             def load(j: Int, lanes: int) -> Value:
                 return ln.load(ints.offset_pointer(start, j, element), element, lanes)
 
-            contraction_rows.emit_row(frame, row, n, count, load, self.lanes)
+            wide = self.c.n % self.columns == 0 and ep.all_vector_friendly(self.c, self.columns)
+            contraction_rows.emit_row(frame, row, n, count, load, self.columns if wide else self.lanes)
 
     def _depth(self, k: tuple[Int, Int], pc: Int) -> Int:
         if self.c.k == 0:

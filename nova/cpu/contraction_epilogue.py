@@ -56,6 +56,12 @@ def lane_stride(c: Contraction, access: Access, lanes: int) -> int | None:
     return stride if run >= c.n or (lanes and run % lanes == 0) else None
 
 
+def all_vector_friendly(c: Contraction, lanes: int) -> bool:
+    """Whether every access of the epilogue is one vector or one scalar for a segment of `lanes` columns."""
+    accesses = [*c.plane_reads(), *(access for _, access in c.outputs)]
+    return all(lane_stride(c, access, lanes) in (0, 1) for access in accesses)
+
+
 @dataclass
 class Anchor:
     """A place (m, n) of the plane and the addresses worked out there; segments stand at constant distances from it."""

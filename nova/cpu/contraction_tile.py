@@ -119,7 +119,9 @@ class TileSink:
                 def load(j: Int, lanes: int) -> Value:
                     return ln.load(ints.offset_pointer(spilled, j, element), element, lanes)
 
-                ep.emit_row(self.frame, at, n, columns, load, tile.lanes)
+                # Whole tiles go through the epilogue in one piece: two vectors side by side hide each other's latency.
+                wide = c.n % tile.columns == 0 and ep.all_vector_friendly(c, tile.columns)
+                ep.emit_row(self.frame, at, n, columns, load, tile.columns if wide else tile.lanes)
 
             if self.partials is None or (first is True and last is True):
                 outputs()
