@@ -42,7 +42,7 @@ def apply_mask(kit: Kit, mask: Mask, source: Value, offset: Value, queries: Valu
 
 
 def _masked(s: Scope, mask: Mask, score: Value, entry: Value) -> Value:
-    """One score (scalar or vector) under one mask entry of the same shape: i1 (keep), or of the compute type (added)."""
+    """One score, scalar or vector, under a mask entry of its shape: i1 (keep) or of the compute type (added)."""
     floor = floor_of(s.geometry.element)
 
     def number(value: float) -> Value:
