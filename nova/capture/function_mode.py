@@ -54,7 +54,7 @@ class FunctionMode(TorchFunctionMode):
                 if _has_traced(a):
                     return _with_traced(self, func, args, {})
             return func(*args)
-        if any(_has_traced(a) for a in args) or any(_has_traced(a) for a in kwargs.values()):
+        if any(map(_has_traced, args)) or any(map(_has_traced, kwargs.values())) or _tensor_factor(kwargs):
             return _with_traced(self, func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -66,6 +66,11 @@ def _has_traced(value: Any) -> bool:
     if isinstance(value, TracedFloat):
         return True
     return type(value) in (list, tuple) and any(isinstance(v, TracedFloat) for v in value)
+
+
+def _tensor_factor(kwargs: dict[str, Any]) -> bool:
+    """add(x, y, alpha=<tensor>): PyTorch would read its value."""
+    return isinstance(kwargs.get("alpha"), Tensor) or isinstance(kwargs.get("value"), Tensor)
 
 
 # ---- kept whole ------------------------------------------------------------------------------------------------
@@ -155,9 +160,9 @@ def _deepcopy(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict
 # ---- traced numbers --------------------------------------------------------------------------------------------
 
 
-def operand(number: TracedFloat, other: Tensor) -> Tensor:
+def operand(number: TracedFloat | Tensor, other: Tensor) -> Tensor:
     """A traced number as a 0-d tensor that promotes with `other` as a Python number would."""
-    t = number.tensor
+    t = number if isinstance(number, Tensor) else number.tensor
     if other.dim() > 0 and (other.is_floating_point() or other.is_complex()):
         return t  # a 0-d float64 does not widen a tensor that has dimensions
     dtype = other.dtype if other.is_floating_point() else torch.get_default_dtype()
@@ -205,11 +210,11 @@ def _with_traced(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: d
     name = getattr(func, "__name__", "")
     if "foreach" in name:
         return _foreach(mode, name, args, kwargs)
-    traced = _TRACED.get(name.removesuffix("_"))
+    traced = _TRACED.get(name) or _TRACED.get(name.removesuffix("_"))
     if traced is not None:
         result = traced(name, args, kwargs)
         if result is not NotImplemented:
-            if name.endswith("_") and not name.startswith("__"):
+            if name.endswith("_") and name not in _TRACED:
                 return args[0].copy_(result)
             return result
     if name in _BINARY:
@@ -223,7 +228,7 @@ def _with_traced(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: d
 def _alpha(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """add(x, y, alpha=s) as add(x, y * s)."""
     alpha = kwargs.get("alpha")
-    if not isinstance(alpha, TracedFloat):
+    if not isinstance(alpha, (TracedFloat, Tensor)):
         return args, kwargs
     y = kwargs.get("other", args[1] if len(args) > 1 else None)
     scaled = y * operand(alpha, y) if isinstance(y, Tensor) else y * alpha
@@ -233,7 +238,7 @@ def _alpha(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ..
 
 def _addc(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     value = kwargs.get("value", args[3] if len(args) > 3 else None)
-    if not isinstance(value, TracedFloat):
+    if not isinstance(value, (TracedFloat, Tensor)):
         return NotImplemented
     x, a, b = args[:3]
     product = a * b if name.startswith("addcmul") else a / b
@@ -307,10 +312,18 @@ def _tensor(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return t.requires_grad_() if kwargs.get("requires_grad") else t
 
 
+def _setitem(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, index, value = args
+    if not isinstance(value, TracedFloat):
+        return NotImplemented
+    x[_concrete(index)] = value.tensor.to(x.dtype)
+    return None
+
+
 _TRACED: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Any]] = {
     "addcmul": _addc, "addcdiv": _addc, "lerp": _lerp, "fill": _fill, "full": _full, "full_like": _full, "new_full": _full,
     "clamp": _clamp, "clip": _clamp, "clamp_min": _clamp, "clamp_max": _clamp, "masked_fill": _masked_fill,
-    "tensor": _tensor, "as_tensor": _tensor, "scalar_tensor": _tensor,
+    "tensor": _tensor, "as_tensor": _tensor, "scalar_tensor": _tensor, "__setitem__": _setitem,
 }  # fmt: skip
 
 

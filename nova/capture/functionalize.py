@@ -15,6 +15,7 @@ seen through overlapping or strided tensors becomes one flat placeholder that co
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,11 @@ from nova.capture.views import (
     write_back,
 )
 from nova.errors import UnsupportedError
+
+
+@functools.cache
+def _device_name(device: torch.device) -> str:
+    return str(device)
 
 
 class View:
@@ -89,7 +95,7 @@ class Values:
 
     def type_of(self, t: Tensor) -> TensorType:
         try:
-            return TensorType(tuple(t.shape), DTYPE_NAMES[t.dtype], str(t.device))
+            return TensorType(tuple(t.shape), DTYPE_NAMES[t.dtype], _device_name(t.device))
         except KeyError:
             raise UnsupportedError(f"tensors of type {t.dtype} are not supported") from None
 

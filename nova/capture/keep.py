@@ -68,6 +68,18 @@ def _keep_mask(seed: Tensor, stream: int, shape: torch.Size, dropout_p: float, d
     return (draws >= dropout_p).to(dtype) / (1.0 - dropout_p)
 
 
+def _eager_layout(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
+    """The result in the memory order that PyTorch's own kernel gives it: code after it may `view` across heads."""
+    flash = (
+        dropout_p == 0.0
+        and q.shape[-1] == v.shape[-1]
+        and all(t.stride(-1) == 1 for t in (q, k, v))
+        and (mask is None or not mask.requires_grad)
+        and torch.backends.cuda.flash_sdp_enabled()
+    )
+    return torch.empty_like(q).copy_(out) if flash and out.shape == q.shape else out.contiguous()
+
+
 def _flash_applies(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
     return (
         q.device.type == "cpu" and mask is None and dropout_p == 0.0 and k.shape[1] == q.shape[1]
@@ -83,7 +95,7 @@ def attention(
     if _flash_applies(q, k, v, mask, dropout_p):
         # the same function by PyTorch's own kernel, which needs no T x S memory
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
-        return out.contiguous(), lse.float().contiguous()
+        return _eager_layout(out, q, k, v, mask, dropout_p), lse.float().contiguous()
     with torch.autocast(q.device.type, enabled=False):
         scores = attention_scores(q, k, mask, causal, scale)
         lse = torch.logsumexp(scores, -1)
@@ -92,7 +104,7 @@ def attention(
             assert seed is not None
             p = p * _keep_mask(seed, stream, p.shape, dropout_p, p.dtype)
         out = p @ _grouped(v, q.shape[1]).to(p.dtype)
-        return out.to(q.dtype), lse.float()
+        return _eager_layout(out.to(q.dtype), q, k, v, mask, dropout_p), lse.float()
 
 
 def attention_backward(
@@ -260,7 +272,8 @@ class CrossEntropy(torch.autograd.Function):
             return (None,) * 6
         if torch.is_grad_enabled():
             ignore_index, label_smoothing, reduction = ctx.options
-            loss = torch._C._nn.cross_entropy_loss(logits, target, weight, reduction, ignore_index, label_smoothing)
+            with torch._C.DisableTorchFunction():  # else the recorder would keep this one whole too
+                loss = torch._C._nn.cross_entropy_loss(logits, target, weight, reduction, ignore_index, label_smoothing)
             return (torch.autograd.grad(loss, logits, dloss, create_graph=True)[0], *(None,) * 5)
         dlogits = torch.ops.nova.cross_entropy_backward(dloss, logits, target, weight, lse, *ctx.options)
         return dlogits, None, None, None, None, None
@@ -395,11 +408,10 @@ def scaled_dot_product_attention(recorder, original, query, key, value, attn_mas
     if dropout_p > 0.0:
         seed, stream = recorder.seed_tensor(), recorder.next_stream()
     out, _ = Attention.apply(q, k, v, mask, seed, is_causal, scale, float(dropout_p), stream)
-    if out.shape[:-1] == shape[:-1]:
+    if len(shape) == 4 and out.shape[:-1] == shape[:-1]:
         return out
-    return out.reshape(
-        *(full if len(shape) > 4 else ()), *(out.shape[1:] if len(shape) > 4 else out.shape[4 - len(shape) :])
-    )
+    out = out.contiguous()
+    return out.reshape(*full, *out.shape[1:]) if len(shape) >= 4 else out.reshape(*shape[:-1], out.shape[-1])
 
 
 def cross_entropy_loss(original, logits, target, weight, reduction, ignore_index, label_smoothing):

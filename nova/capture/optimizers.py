@@ -91,6 +91,10 @@ class HyperParameters:
         traced = table[key] = self.recorder.traced(source, value)
         self._wrapped.append((table, key, value, traced, source))
 
+    def originals(self) -> dict[tuple[int, Any], Any]:
+        """The plain values of wrapped entries, by table and key."""
+        return {(id(table), key): original for table, key, original, _, _ in self._wrapped}
+
     @staticmethod
     def states(optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
         for g, group in enumerate(optimizer.param_groups):

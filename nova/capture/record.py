@@ -336,12 +336,12 @@ class Recorder(TorchDispatchMode):
         chain = [sched, *getattr(sched, "_schedulers", ())]
         saved = [(s, snapshot(s)) for s in chain]
         opts = {id(o): o for s in chain if (o := getattr(s, "optimizer", None)) is not None}
-        groups = [(g, {k: v.plain if isinstance(v, TracedFloat) else v for k, v in g.items() if k != "params"})
-                  for o in opts.values() for g in o.param_groups]  # fmt: skip
-        for group, values in groups:
-            for key, value in values.items():
-                if type(value) in (tuple, list):
-                    values[key] = type(value)(v.plain if isinstance(v, TracedFloat) else v for v in value)
+        plain = self.hyper.originals()
+        groups = [
+            (g, {k: plain.get((id(g), k), v) for k, v in g.items() if k != "params"})
+            for o in opts.values()
+            for g in o.param_groups
+        ]
 
         def undo() -> None:
             for s, state in saved:
@@ -439,6 +439,8 @@ def _surroundings(recorder: Recorder, stack: ExitStack, function: Any) -> None:
         for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
             if hasattr(module, name):
                 stack.enter_context(replaced(module, name, _ignoring_modes(getattr(module, name))))
+    # checking the arguments of torch.distributions reads their values
+    stack.enter_context(replaced(torch.distributions.Distribution, "_validate_args", False))
     call = torch.nn.Module.__call__
 
     def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -454,11 +454,20 @@ def resize_(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 @rule(aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default)
 def read_value(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args and all(isinstance(a, Tensor) and _is_constant(rec.values.node(a)) for a in args):
+        return func(*args, **kwargs)
     raise CaptureError(
         "the step reads a tensor's value (.item(), float(), bool(), an `if` on a tensor, print): a compiled step cannot wait for "
         "it; return the tensor and read it outside, or use torch.where",
         rec.lines.here(),
     )
+
+
+def _is_constant(node: Any) -> bool:
+    """Whether a value was made from Python numbers alone, and is the same on every replay."""
+    while node.target in (aten.view.default, aten.expand.default, aten._to_copy.default):
+        node = node.args[0]
+    return node.target is aten.full.default and not isinstance(node.args[1], torch.fx.Node)
 
 
 # ---- batch norm ------------------------------------------------------------------------------------------------

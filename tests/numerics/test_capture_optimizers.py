@@ -1,0 +1,282 @@
+"""Optimizers inside recorded steps: the recognised ones as single operations, the others operation by operation."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+sys.path[:0] = [str(Path(__file__).parent)]
+from capture_checks import agree
+
+from nova.errors import CaptureError
+
+O = torch.optim
+RECOGNISED = [
+    (O.SGD, {"lr": 0.1}), (O.SGD, {"lr": 0.1, "momentum": 0.9}), (O.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    (O.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}), (O.SGD, {"lr": 0.1, "maximize": True}),
+    (O.SGD, {"lr": 0.1, "momentum": 0.9, "foreach": True}), (O.SGD, {"lr": 0.1, "momentum": 0.9, "fused": True}),
+    (O.Adam, {"lr": 1e-2}), (O.Adam, {"lr": 1e-2, "amsgrad": True, "weight_decay": 0.1}), (O.Adam, {"fused": True}),
+    (O.Adam, {"lr": 1e-2, "maximize": True}), (O.AdamW, {"lr": 1e-2}), (O.AdamW, {"lr": 1e-2, "foreach": True}),
+    (O.AdamW, {"lr": 1e-2, "amsgrad": True, "betas": (0.8, 0.95), "eps": 1e-6}), (O.AdamW, {"fused": True}),
+    (O.AdamW, {"lr": torch.tensor(1e-2)}), (O.Adagrad, {"lr": 0.1}),
+    (O.Adagrad, {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.2}),
+    (O.RMSprop, {"lr": 1e-2}), (O.RMSprop, {"lr": 1e-2, "centered": True, "momentum": 0.9, "weight_decay": 0.1}),
+]  # fmt: skip
+GENERAL = [
+    (O.NAdam, {"lr": 1e-2}), (O.NAdam, {"lr": 1e-2, "decoupled_weight_decay": True, "weight_decay": 0.1}), (O.RAdam, {"lr": 1e-2}),
+    (O.Adamax, {"lr": 1e-2}), (O.Rprop, {"lr": 1e-2}), (O.ASGD, {"lr": 1e-2}), (O.Adadelta, {"lr": 0.5}),
+]  # fmt: skip
+
+
+def network():
+    return nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3))
+
+
+def tensors(optimizer):
+    return [t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
+
+
+def make(kind, options, between=None, steps=5):
+    def build():
+        m = network()
+        opt = kind(m.parameters(), **{k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in options.items()})
+
+        def step(x):
+            opt.zero_grad()
+            loss = m(x).square().mean()
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        data = [(torch.randn(4, 5),) for _ in range(steps)]
+        if between is not None:
+            data = [d for i, batch in enumerate(data) for d in ((lambda i=i: between(opt, i)), batch)]
+        return step, data, lambda: [*m.parameters(), *tensors(opt)]
+
+    return build
+
+
+def ids(v):
+    return v.__name__ if isinstance(v, type) else "-".join(v)
+
+
+@pytest.mark.parametrize("kind,options", RECOGNISED, ids=ids)
+def test_recognised(kind, options):
+    step = agree(make(kind, options))
+    targets = {str(n.target) for n in step.recordings[0][1].step.graph.nodes}
+    name = {"AdamW": "adam"}.get(kind.__name__, kind.__name__.lower())
+    assert f"nova.{name}.default" in targets
+
+
+@pytest.mark.parametrize("kind,options", GENERAL, ids=ids)
+def test_general(kind, options):
+    agree(make(kind, options), rtol=1e-3, atol=1e-5)
+
+
+def test_hyper_parameters_are_inputs():
+    def change(opt, i):
+        group = opt.param_groups[0]
+        group["lr"], group["betas"], group["weight_decay"] = 1e-2 / (i + 1), (0.9 - 0.1 * i, 0.99), 0.05 * (i + 1)
+
+    agree(make(O.AdamW, {"lr": 1e-2}, change))
+
+
+def test_momentum_changes_but_not_to_zero():
+    def change(opt, i):
+        opt.param_groups[0]["momentum"] = (0.9, 0.8, 0.7, 0.0, 0.0)[i]
+
+    agree(make(O.SGD, {"lr": 0.1, "momentum": 0.9}, change), captures=2)
+
+
+def test_groups_with_their_own_rates():
+    def build():
+        m = network()
+        opt = O.AdamW([{"params": m[0].parameters(), "lr": 0.1}, {"params": m[2].parameters(), "weight_decay": 0.3}], lr=1e-2)
+
+        def step(x):
+            opt.zero_grad()
+            m(x).square().mean().backward()
+            opt.step()
+
+        return step, [(torch.randn(4, 5),) for _ in range(3)], lambda: [*m.parameters()]
+
+    agree(build)
+
+
+def test_some_parameters_have_no_gradient():
+    def build():
+        m, extra = network(), nn.Linear(3, 3)
+        opt = O.Adam([*m.parameters(), *extra.parameters()], lr=1e-2)
+
+        def step(x):
+            opt.zero_grad()
+            m(x).square().mean().backward()
+            opt.step()
+
+        return step, [(torch.randn(4, 5),) for _ in range(3)], lambda: [*m.parameters(), *extra.parameters(), *tensors(opt)]
+
+    agree(build)
+
+
+def test_closure():
+    def build():
+        m = network()
+        opt = O.SGD(m.parameters(), lr=0.1)
+
+        def step(x):
+            def closure():
+                opt.zero_grad()
+                loss = m(x).square().mean()
+                loss.backward()
+                return loss
+
+            return opt.step(closure).detach()
+
+        return step, [(torch.randn(4, 5),) for _ in range(3)], lambda: [*m.parameters()]
+
+    agree(build)
+
+
+def test_step_hooks_run():
+    def build():
+        m = network()
+        opt = O.SGD(m.parameters(), lr=0.1)
+        opt.register_step_pre_hook(lambda o, a, k: [p.grad.mul_(0.5) for p in m.parameters()] and None)
+
+        def step(x):
+            opt.zero_grad()
+            m(x).square().mean().backward()
+            opt.step()
+
+        return step, [(torch.randn(4, 5),) for _ in range(3)], lambda: [*m.parameters()]
+
+    agree(build)
+
+
+def test_custom_optimizer_with_a_python_rate():
+    class Signed(O.Optimizer):
+        def __init__(self, params, lr):
+            super().__init__(params, {"lr": lr, "decay": 0.9})
+
+        @torch.no_grad()
+        def step(self):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    m = self.state[p].setdefault("m", torch.zeros_like(p)) if "m" not in self.state[p] else self.state[p]["m"]
+                    m.lerp_(p.grad, 1 - group["decay"])
+                    p.add_(m.sign(), alpha=-group["lr"])
+
+    def change(opt, i):
+        opt.param_groups[0]["lr"] = 0.01 * (i + 1)
+
+    # the first run makes the state itself, so it cannot be replayed
+    agree(make(Signed, {"lr": 0.01}, change), captures=2)
+
+
+@pytest.mark.parametrize("scheduler", ["StepLR", "OneCycleLR", "CosineAnnealingLR", "LambdaLR", "SequentialLR", "ExponentialLR"])
+def test_scheduler_in_the_step(scheduler):
+    S = O.lr_scheduler
+
+    def build():
+        m = network()
+        opt = O.AdamW(m.parameters(), lr=1e-2)
+        sched = {
+            "StepLR": lambda: S.StepLR(opt, 2), "OneCycleLR": lambda: S.OneCycleLR(opt, 1e-2, total_steps=12),
+            "CosineAnnealingLR": lambda: S.CosineAnnealingLR(opt, 8), "LambdaLR": lambda: S.LambdaLR(opt, lambda i: 1 / (i + 1)),
+            "SequentialLR": lambda: S.SequentialLR(opt, [S.ConstantLR(opt), S.ExponentialLR(opt, 0.7)], [3]),
+            "ExponentialLR": lambda: S.ExponentialLR(opt, 0.5),
+        }[scheduler]()  # fmt: skip
+
+        def step(x):
+            opt.zero_grad()
+            m(x).square().mean().backward()
+            opt.step()
+            sched.step()
+            return opt.param_groups[0]["lr"] * 1.0
+
+        data = [(torch.randn(4, 5),) for _ in range(6)]
+        return step, data, lambda: [*m.parameters(), torch.tensor(sched.get_last_lr()), *tensors(opt)]
+
+    agree(build)
+
+
+def test_rate_set_in_the_step_from_an_argument():
+    def build():
+        m = network()
+        opt = O.SGD(m.parameters(), lr=1.0)
+
+        def step(x, rate):
+            for group in opt.param_groups:
+                group["lr"] = rate * 0.5
+            opt.zero_grad()
+            m(x).square().mean().backward()
+            opt.step()
+
+        data = [(torch.randn(4, 5), 0.1 / (i + 1)) for i in range(4)]
+        return step, data, lambda: [*m.parameters(), torch.tensor(opt.param_groups[0]["lr"])]
+
+    agree(build)
+
+
+@pytest.mark.parametrize("overflow", [(), (0,), (2,), (1, 2)])
+@pytest.mark.parametrize("kind,options", [
+    (O.SGD, {"lr": 0.1, "momentum": 0.9}), (O.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3}), (O.AdamW, {"lr": 1e-2}),
+    (O.AdamW, {"lr": 1e-2, "fused": True}), (O.Adamax, {"lr": 1e-2}),
+], ids=ids)  # fmt: skip
+def test_grad_scaler(kind, options, overflow):
+    def build():
+        m = network()
+        opt = kind(m.parameters(), **options)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+
+        def step(x):
+            opt.zero_grad()
+            loss = m(x).square().mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(opt)
+            norm = nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+            scaler.step(opt)
+            scaler.update()
+            return loss.detach(), norm, torch.tensor(scaler.get_scale()), scaler.get_scale()
+
+        data = [(torch.randn(4, 5) * (1e30 if i in overflow else 1.0),) for i in range(5)]
+        state = lambda: [*m.parameters(), torch.tensor(scaler.get_scale()), torch.tensor(scaler._get_growth_tracker())]
+        return step, data, state
+
+    agree(build)
+
+
+def test_scale_in_a_decision_is_refused():
+    m = network()
+    scaler = torch.amp.GradScaler("cpu")
+
+    def step(x):
+        loss = scaler.scale(m(x).sum())
+        return loss if scaler.get_scale() > 2 else loss * 2
+
+    from nova.capture.record import record
+
+    with pytest.raises(CaptureError, match="line"):
+        record(step, (torch.randn(4, 5),), {})
+
+
+def test_sparse_gradients():
+    def build():
+        e = nn.Embedding(9, 4, sparse=True)
+        s = nn.Embedding(9, 4, sparse=True)
+        oe, os_ = O.SGD(e.parameters(), lr=0.5), O.Adagrad(s.parameters(), lr=0.5)
+
+        def step(i):
+            oe.zero_grad()
+            os_.zero_grad()
+            loss = (e(i) - s(i)).square().sum()
+            loss.backward()
+            oe.step()
+            os_.step()
+            return loss.detach()
+
+        return step, [(torch.randint(9, (2, 3)),) for _ in range(4)], lambda: [e.weight, s.weight]
+
+    agree(build)
