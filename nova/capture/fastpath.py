@@ -379,7 +379,7 @@ class Binding:
         grads = [nodes[index].meta.grad for index in self.stable]  # type: ignore[union-attr]
         self.watch = native.make_watch(self.dicts, self.lists, tensors, grads, self.use_native)
         self.space["stable"] = self.watch.tensors
-        if isinstance(self.watch, native.NativeWatch):
+        if isinstance(self.watch, native.NativeWatch) and self.watch.tables is None:
             self.space["watch"], self.space["state_address"] = self.watch._watch, self.watch.address
             check = "watch(state_address)"
         else:

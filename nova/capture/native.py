@@ -19,6 +19,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -448,6 +450,49 @@ def _array(values: Sequence[int]) -> Any:
     return (ctypes.c_int64 * max(len(values), 1))(*values)
 
 
+class Tables:
+    """Dictionaries compared in Python, all entries in one pass; only where their version tags cannot be read."""
+
+    def __init__(self, dicts: list[dict[Any, Any]]):
+        self.dicts = dicts
+        self._keys = [list(table) for table in dicts]
+        self._values = [list(table.values()) for table in dicts]
+        self._flatten()
+
+    def _flatten(self) -> None:
+        self._lengths = [len(values) for values in self._values]
+        self._flat_keys = list(chain.from_iterable(self._keys))
+        self._flat = list(chain.from_iterable(self._values))
+
+    def changed(self) -> int | None:
+        """The first dictionary that is not as it was."""
+        dicts = self.dicts
+        try:
+            if (
+                list(map(len, dicts)) == self._lengths
+                and all(map(is_, chain.from_iterable(map(dict.values, dicts)), self._flat))
+                and all(map(is_, chain.from_iterable(dicts), self._flat_keys))
+            ):
+                return None
+        except RuntimeError:  # changed by another thread meanwhile
+            pass
+        for index, table in enumerate(dicts):
+            values, keys = self._values[index], self._keys[index]
+            if len(table) != len(values) or not all(map(is_, table.values(), values)):
+                return index
+            if not all(map(_same_key, table, keys)):
+                return index
+        return None
+
+    def accept(self, index: int) -> None:
+        self._keys[index], self._values[index] = list(self.dicts[index]), list(self.dicts[index].values())
+        self._flatten()
+
+
+def _same_key(a: object, b: object) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, (str, int)) and a == b)
+
+
 class NativeWatch:
     """Dictionaries, lists and tensors, and what they were. Holds references to all of them."""
 
@@ -455,8 +500,9 @@ class NativeWatch:
         self, dicts: list[dict[Any, Any]], lists: list[list[Any]], tensors: list[torch.Tensor], grads: list[int]
     ):
         functions = _functions()
-        assert functions is not None and dict_tags()
+        assert functions is not None
         self._watch = functions[0]
+        self.tables = None if dict_tags() else Tables(dicts)
         self.dicts, self.lists, self.tensors, self.grads = dicts, lists, tensors, grads
         self.items = [list(found) for found in lists]
         self._dicts = _array([id(table) for table in dicts])
@@ -464,8 +510,9 @@ class NativeWatch:
         self._lists = _array([id(found) for found in lists])
         self._tensors = _array([0] * len(tensors))
         self._state = (ctypes.c_int64 * 11)()
-        for index in range(len(dicts)):
-            self.accept_dict(index)
+        if self.tables is None:
+            for index in range(len(dicts)):
+                self.accept_dict(index)
         self._pack_lists()
         self._pack_tensors()
         self.address = ctypes.addressof(self._state)
@@ -493,7 +540,7 @@ class NativeWatch:
             return
         address = ctypes.addressof
         pairs = [
-            (0, address(self._dicts)), (1, len(self.dicts)), (2, address(self._tags)),
+            (0, address(self._dicts)), (1, len(self.dicts) if self.tables is None else 0), (2, address(self._tags)),
             (3, address(self._lists)), (4, len(self.lists)),
             (5, address(self._list_items)), (6, address(self._list_starts)),
         ]  # fmt: skip
@@ -507,10 +554,14 @@ class NativeWatch:
 
     def check(self) -> int:
         """0, or (index << 3) | kind of the first thing that changed."""
+        if self.tables is not None and (index := self.tables.changed()) is not None:
+            return index << 3 | DICT
         return self._watch(self.address)
 
     def accept_dict(self, index: int) -> None:
         """Takes the dictionary as it is now for unchanged."""
+        if self.tables is not None:
+            return self.tables.accept(index)
         self._tags[index] = _words(id(self.dicts[index]) + _TAG, 1)[0]
 
     def accept_list(self, index: int) -> None:
@@ -540,23 +591,16 @@ class PythonWatch:
         self, dicts: list[dict[Any, Any]], lists: list[list[Any]], tensors: list[torch.Tensor], grads: list[int]
     ):
         self.dicts, self.lists, self.tensors, self.grads = dicts, lists, tensors, grads
-        self._keys = [list(table) for table in dicts]
-        self._values = [list(table.values()) for table in dicts]
+        self.tables = Tables(dicts)
         self.items = [list(found) for found in lists]
         self.accept_pointers()
 
     def check(self) -> int:
-        for index, table in enumerate(self.dicts):
-            values = self._values[index]
-            if (
-                len(table) != len(values)
-                or not all(map(_is, table.values(), values))
-                or list(table) != self._keys[index]
-            ):
-                return index << 3 | DICT
+        if (index := self.tables.changed()) is not None:
+            return index << 3 | DICT
         for index, found in enumerate(self.lists):
             items = self.items[index]
-            if len(found) != len(items) or not all(map(_is, found, items)):
+            if len(found) != len(items) or not all(map(is_, found, items)):
                 return index << 3 | LIST
         moved = UNCHANGED
         for index, (tensor, want) in enumerate(zip(self.tensors, self._records, strict=True)):
@@ -567,7 +611,7 @@ class PythonWatch:
         return moved
 
     def accept_dict(self, index: int) -> None:
-        self._keys[index], self._values[index] = list(self.dicts[index]), list(self.dicts[index].values())
+        self.tables.accept(index)
 
     def accept_list(self, index: int) -> None:
         self.items[index] = list(self.lists[index])
@@ -578,10 +622,6 @@ class PythonWatch:
     def accept_pointers(self) -> None:
         pairs = zip(self.tensors, self.grads, strict=True)
         self._records = [python_record(tensor, grad) for tensor, grad in pairs]
-
-
-def _is(a: object, b: object) -> bool:
-    return a is b
 
 
 def python_record(tensor: torch.Tensor, grad: int = GRAD_ANY, pointer: bool = True) -> tuple[Any, ...]:
@@ -635,6 +675,6 @@ def make_watch(
     native: bool = True,
 ) -> NativeWatch | PythonWatch:
     """Watches everything given; natively where this Python and this PyTorch allow it."""
-    if native and dict_tags() and _functions() is not None:
+    if native and _functions() is not None:
         return NativeWatch(dicts, lists, tensors, grads)
     return PythonWatch(dicts, lists, tensors, grads)

@@ -6,6 +6,7 @@ under test.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -701,10 +702,10 @@ def test_nonlocal_and_global_written():
 @pytest.mark.parametrize(
     ("read", "word"),
     [
-        (lambda: time.time(), "time.time()"),
-        (lambda: time.perf_counter(), "time.perf_counter()"),
-        (lambda: datetime.datetime.now(), "datetime.now()"),
-        (lambda: random.random(), "random.random()"),
+        (time.time, "time.time()"),
+        (time.perf_counter, "time.perf_counter()"),
+        (datetime.datetime.now, "datetime.now()"),
+        (random.random, "random.random()"),
         (lambda: random.randint(0, 5), "random.randint()"),
         (lambda: random.shuffle([1, 2, 3]), "random.shuffle()"),
         (lambda: np.random.rand(2), "numpy.random.rand()"),
@@ -723,17 +724,15 @@ def test_reads_of_the_world(read, word):
 
 def test_refusal_survives_the_users_except():
     def read():
-        try:
+        with contextlib.suppress(Exception):
             time.time()
-        except Exception:
-            pass
 
     refused(lambda m, o: training(m, o, read), "time.time()")
 
 
 def test_numpy_generator_reached_from_outside():
     rng = np.random.default_rng(0)
-    refused(lambda m, o: training(m, o, lambda: rng.normal()), "rng")
+    refused(lambda m, o: training(m, o, rng.normal), "rng")
     before = random.getstate()
     draw = random.Random.random.__get__(random._inst)
     refused(lambda m, o: training(m, o, lambda: functools.reduce(lambda a, _: draw(), [0, 1])), "random")
@@ -770,10 +769,10 @@ def test_iterator_made_in_the_step_is_fine():
     "read",
     [
         lambda t: t.item(),
-        lambda t: float(t),
+        float,
         lambda t: t.tolist(),
         lambda t: t.numpy(),
-        lambda t: print(t),
+        print,
         lambda t: f"{t}",
         lambda t: 1 if t > 3 else 2,
     ],
