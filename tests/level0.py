@@ -1,7 +1,7 @@
 """Level-0 graphs for tests of the emitter, without running a whole capture.
 
-`trace(fn, *tensors)` traces a function of tensors that returns tensors into one functional ATen graph, and wraps it as a
-`CapturedStep` whose inputs are all arguments.
+`trace(fn, *tensors)` traces a function of tensors that returns tensors into one functional ATen graph, and wraps it as
+a `CapturedStep` whose inputs are all arguments.
 """
 
 from __future__ import annotations

@@ -109,6 +109,8 @@ class Builder:
         attributes.update(self.extra)
         if (sizes := spec.operands.segments([(v.shape, v.dtype) for v in operands], attrs)) is not None:
             attributes["operandSegmentSizes"] = attribute("segments", sizes)
+        if (sizes := spec.results.segments(results, attrs)) is not None:
+            attributes["resultSegmentSizes"] = attribute("segments", sizes)
         op = ir.Operation.create(
             f"nova.{name}",
             results=[tensor_type(shape, dtype) for shape, dtype in results],

@@ -22,7 +22,6 @@ import torch
 from torch import fx
 
 from nova.dialect import ops  # noqa: F401  (declares the ops)
-from nova.dialect.base import REGISTRY
 from nova.dialect.build import Builder, Value, attribute, is_number, scalar_category
 from nova.dialect.types import COMPLEX, FLOATS, INTEGERS, LOW_PRECISION, Shape, tensor_type
 from nova.errors import CompileError, NovaError, UnsupportedError
@@ -40,7 +39,6 @@ class NoLowering(Exception):
     """These arguments of an ATen op have no nova form: the op is left to PyTorch."""
 
 
-ATEN_CALL = REGISTRY["aten_call"]
 EMITTERS: dict[str, Callable[..., Any]] = {}
 
 
@@ -242,30 +240,17 @@ class Emitter:
 
         args = {"args": [template(a) for a in node.args], "kwargs": {k: template(a) for k, a in node.kwargs.items()}}
         present = [(i, t) for i, t in enumerate(self.outs) if t is not None]
-        attributes = {"op": attribute("str", str(node.target)), "args": attribute("str", json.dumps(args))}
+        types = [(tuple(t.shape), t.dtype) for _, t in present]
         if node.meta.get("dynamic"):
-            attributes["nova.dynamic"] = ir.UnitAttr.get()
-        types = [tensor_type(tuple(t.shape), t.dtype) for _, t in present]
-        for kind, values, sides in (
-            ("operand", [(v.shape, v.dtype) for v in operands], ATEN_CALL.operands),
-            ("result", types, ATEN_CALL.results),
-        ):
-            try:
-                attributes[f"{kind}SegmentSizes"] = attribute("segments", sides.segments(values, {}))
-            except ValueError as error:
-                raise UnsupportedError(
-                    f"{node.target} cannot run inside the step: {error}", node.meta.get("src")
-                ) from None
-        op = ir.Operation.create(
-            "nova.aten_call",
-            results=types,
-            operands=[v.ir for v in operands],
-            attributes=attributes,
-            loc=self.b.loc,
-        )
+            self.b.extra["nova.dynamic"] = ir.UnitAttr.get()
+        try:
+            made = self.b.create("aten_call", operands, types, op=str(node.target), args=json.dumps(args))
+        except ValueError as error:  # too many tensors of different types
+            raise UnsupportedError(f"{node.target} cannot run inside the step: {error}", node.meta.get("src")) from None
+        made = made if isinstance(made, list) else [made]
         results: list[Value | None] = [None] * len(self.outs)
-        for position, (i, t) in enumerate(present):
-            results[i] = Value(op.results[position], tuple(t.shape), t.dtype)
+        for (i, _), value in zip(present, made, strict=True):
+            results[i] = value
         several = isinstance(node.meta["type"], (tuple, list))
         return results if several else results[0]
 
@@ -283,6 +268,8 @@ def encode(arg: Any) -> Any:
         return arg
     if isinstance(arg, float):
         return arg if math.isfinite(arg) else {"float": repr(arg)}
+    if isinstance(arg, complex):
+        return {"complex": [arg.real, arg.imag]}
     if isinstance(arg, torch.dtype):
         return {"dtype": SHORT_NAMES[arg]}
     if isinstance(arg, torch.device):
@@ -303,8 +290,8 @@ def decode(arg: Any, tensors: Sequence[Any]) -> Any:
     (kind, value) = next(iter(arg.items()))
     if kind == "t":
         return tensors[value]
-    if kind == "float":
-        return float(value)
+    if kind in ("float", "complex"):
+        return float(value) if kind == "float" else complex(*value)
     if kind == "dtype":
         return TORCH_DTYPES[value]
     if kind == "device":

@@ -197,8 +197,8 @@ def _aten_call(it: Instance) -> None:
     """A call of the ATen overload `op` ("aten.topk.default") through PyTorch.
 
     args is JSON: {"args": [..], "kwargs": {..}}, where {"t": i} stands for operand i, {"dtype": ".."},
-    {"device": ".."}, {"layout": ".."} and {"memory_format": ".."} for those, {"float": ".."} for inf and nan. With a
-    discardable attribute nova.dynamic the sizes of the results are only known at run time.
+    {"device": ".."}, {"layout": ".."} and {"memory_format": ".."} for those, {"float": ".."} for inf and nan, and
+    {"complex": ".."}. With a discardable attribute nova.dynamic the sizes of the results are only known at run time.
     """
     template = json.loads(it["args"])
     check(set(template) == {"args", "kwargs"}, "args must have the keys 'args' and 'kwargs', not {}", sorted(template))

@@ -95,9 +95,8 @@ def slice_(it: Site) -> Value | None:
         first, step = inner.attr("starts"), inner.attr("strides")
         start = tuple(f + s * lo for f, s, lo in zip(first, step, starts, strict=True))
         stride = tuple(s * t for s, t in zip(step, strides, strict=True))
-        limit = tuple(
-            min(lo + t * n, size) for lo, t, n, size in zip(start, stride, y.shape, inner.operand(0).shape, strict=True)
-        )
+        last = zip(start, stride, y.shape, strict=True)
+        limit = tuple(lo + t * (n - 1) + 1 if n else lo for lo, t, n in last)
         return it.b.slice(inner.operand(0), start, limit, stride)
     return _slice_of_concat(it, inner, starts, limits, strides)
 

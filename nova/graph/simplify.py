@@ -7,7 +7,7 @@
     return %2
 
 Every rule keeps the result's bits (rules_views.py, rules_arithmetic.py); a cast that rounds is never removed. Merging
-and removal are MLIR's own `cse`. Ops that carry `nova.recompute` (a checkpointed region, run again for its backward)
+and removal are MLIR's own passes. Ops that carry `nova.recompute` (a checkpointed region, run again for its backward)
 merge only with ops of the same region, or recomputation would be undone.
 """
 
@@ -19,13 +19,14 @@ from nova.graph import rules_arithmetic, rules_views  # noqa: F401  (fill the ru
 from nova.graph.rewriting import apply_rules
 from nova.mlir import context, ir, run_passes
 
+CLEANUP = "trivial-dce,cse,trivial-dce"
 MAX_SWEEPS = 4  # a rule may enable another on an earlier op; two sweeps settle every model tried
 
 
 def run(module: ir.Module, options: Any = None) -> ir.Module:
     """Simplifies every function of the module in place."""
     with context(), ir.Location.unknown():
-        run_passes(module, "cse", verify=False)
+        run_passes(module, CLEANUP, verify=False)
         for _ in range(MAX_SWEEPS):
             changed = sum(
                 apply_rules(block)
@@ -35,5 +36,5 @@ def run(module: ir.Module, options: Any = None) -> ir.Module:
             )
             if not changed:
                 break
-            run_passes(module, "cse", verify=False)
+            run_passes(module, CLEANUP, verify=False)
     return module
