@@ -33,14 +33,8 @@ _guard = threading.Lock()
 _current: weakref.ref[Arena] | None = None
 
 
-def acquire(nbytes: int, last: Arena | None) -> Arena:
-    """An arena of at least `nbytes` with `busy` held; `last`, the one this executable had, where possible."""
-    if last is not None and not last.superseded and last.busy.acquire(blocking=False):
-        return last
-    return _other(nbytes)
-
-
-def _other(nbytes: int) -> Arena:
+def acquire(nbytes: int) -> Arena:
+    """An arena of at least `nbytes` with `busy` held: the current one where it is free and large enough."""
     global _current
     with _guard:
         current = _current() if _current is not None else None

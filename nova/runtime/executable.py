@@ -116,7 +116,7 @@ class Executable:
         self._gathered = [
             (k, TensorRef(o.shape, o.dtype, o.dense)) for k, o in enumerate(plan.outputs) if o.dense is not None
         ]
-        self._expected = (self._inputs, self._outputs)
+        self._arity = len(plan.inputs), plan.scalars
         self._needs_python = bool(self._fallback) or bool(self._gathered)
         self._live_outputs = [(k, o.live) for k, o in enumerate(plan.outputs) if o.live is not None]
 
@@ -138,23 +138,24 @@ class Executable:
         self._table = PointerTable(layout.slots, layout.relocations, native_binding)
         for slot, value in layout.literals.items():
             self._table.table[slot] = value
+        self._table.attach(self._inputs, self._outputs, self._step_address, self._step)
         self._table.set_base(plan.constants, self._constants.data_ptr())
         self._table.set_base(plan.scalar_block, ctypes.addressof(self._scalar_block))
         self._table.set_base(plan.errors, ctypes.addressof(self._errors))
 
-    def _acquire_arena(self) -> Arena:
+    def _other_arena(self) -> Arena:
+        """An arena that is free, with `busy` held, and the table pointed at it."""
         try:
-            return acquire(self.plan.arena_bytes, self._arena)
+            arena = acquire(self.plan.arena_bytes)
         except RuntimeError as error:  # PyTorch's out-of-memory on the CPU
             largest = sorted(self.plan.report.get("slots", ()), key=lambda slot: -slot[4])[:5]
             buffers = ", ".join(f"{slot[0]} {slot[4]:,} B" for slot in largest)
             error.add_note(f"the compiled step {self.plan.name} needs {self.plan.arena_bytes:,} B; largest: {buffers}")
             raise
-
-    def _move_to(self, arena: Arena) -> None:
         self._arena = arena
         self._memory.move_to(arena.tensor)
         self._table.set_base(self.plan.arena, arena.address)
+        return arena
 
     def release_arena(self) -> None:
         """Lets go of the arena; the next call finds or allocates one."""
@@ -169,9 +170,9 @@ class Executable:
     ) -> list[torch.Tensor]:
         """Runs the step. Returns the fresh outputs; state was updated in the inputs' own memory."""
         with self._lock:
-            if len(inputs) != len(self._inputs) or len(scalars) != self.plan.scalars:
+            if len(inputs) != self._arity[0] or len(scalars) != self._arity[1]:
                 raise TypeError(
-                    f"the compiled step takes {len(self._inputs)} tensors and {self.plan.scalars} numbers, "
+                    f"the compiled step takes {self._arity[0]} tensors and {self._arity[1]} numbers, "
                     f"got {len(inputs)} and {len(scalars)}"
                 )
             self._pack_scalars(self._scalar_block, 0, *scalars)
@@ -179,13 +180,13 @@ class Executable:
                 self._seed.value = seed & _SEED_MASK
             new = torch.empty_strided
             outputs = [new(shape, strides, dtype=dtype, device=_CPU) for shape, strides, dtype in self._allocations]
-            arena = self._acquire_arena()
+            arena = self._arena
+            if arena is None or arena.superseded or not arena.busy.acquire(False):
+                arena = self._other_arena()
             try:
-                if arena is not self._arena:
-                    self._move_to(arena)
                 if self._needs_python:
                     return self._run_with_python(inputs, outputs)
-                stopped = self._table.run(inputs, outputs, self._expected, self._step_address, self._step)
+                stopped = self._table.run(inputs, outputs)
                 if stopped:
                     self._raise(stopped)
                 return outputs
@@ -196,7 +197,7 @@ class Executable:
         """The same with callbacks into PyTorch, or with outputs in strides that are not row-major."""
         self._memory.inputs, self._memory.outputs = inputs, outputs
         try:
-            stopped = self._table.run(inputs, outputs, self._expected, self._step_address, self._step)
+            stopped = self._table.run(inputs, outputs)
             if stopped:
                 self._raise(stopped)
             for position, dense in self._gathered:
