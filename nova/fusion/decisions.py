@@ -34,6 +34,10 @@ class Report:
     def add(self, kind: str, op: Op, with_op: str, reason: str) -> None:
         self._entries.append((kind, op, with_op, reason))
 
+    def decisions(self) -> list[Decision]:
+        """All of them as plain data."""
+        return list(self)
+
     def __len__(self) -> int:
         return len(self._entries)
 
