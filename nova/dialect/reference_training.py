@@ -33,13 +33,15 @@ def _sce(a: Attributes, logits: Tensor, target: Tensor, *weight: Tensor) -> tupl
     counts, safe, row_weight = _rows(a, logits, target, w)
     lse = torch.logsumexp(logits, 1)
     s = a.label_smoothing
-    loss = (1 - s) * row_weight * (lse - logits.gather(1, safe[:, None])[:, 0])
+    zero = torch.zeros((), dtype=lse.dtype)
+    terms = [(1 - s) * torch.where(counts, row_weight * (lse - logits.gather(1, safe[:, None])[:, 0]), zero)]
     if s:
-        loss = loss + s / logits.shape[1] * ((lse[:, None] - logits) * w).sum(1)
-    loss = torch.where(counts, loss, torch.zeros((), dtype=loss.dtype))
-    if a.reduction == 0:
-        return loss, lse
-    return (loss.sum() / row_weight.sum() if a.reduction == 1 else loss.sum()), lse
+        terms.append(s / logits.shape[1] * torch.where(counts, ((lse[:, None] - logits) * w).sum(1), zero))
+    if a.reduction:
+        terms = [term.sum() for term in terms]
+    if a.reduction == 1:
+        terms = [term / row_weight.sum() for term in terms]
+    return torch.stack(terms).sum(0), lse
 
 
 @meaning("sce_backward")
@@ -49,11 +51,12 @@ def _sce_backward(a: Attributes, dloss: Tensor, logits: Tensor, target: Tensor, 
     p = torch.exp(logits - lse[:, None])
     hit = torch.zeros_like(logits).scatter(1, safe[:, None], 1.0)
     s = a.label_smoothing
-    slope = (1 - s) * row_weight[:, None] * (p - hit)
+    hard, soft = dloss * (1 - s) * row_weight, dloss * s / logits.shape[1] * torch.ones_like(row_weight)
+    if a.reduction == 1:
+        hard, soft = hard / row_weight.sum(), soft / row_weight.sum()
+    grad = hard[:, None] * (p - hit)
     if s:
-        slope = slope + s / logits.shape[1] * (p * w.sum() - w)
-    share = dloss / row_weight.sum() if a.reduction == 1 else dloss
-    grad = share.reshape(-1, 1) * slope
+        grad = grad + soft[:, None] * (p * w.sum() - w)
     return torch.where(counts[:, None], grad, torch.zeros((), dtype=grad.dtype))
 
 

@@ -17,9 +17,9 @@ def _sce(it: Instance) -> None:
     """Softmax cross entropy of logits [N,C] with class indices target [N] (i64), and lse [N] = logsumexp(logits).
 
     Per row with target t != ignore_index: (1-s) * w[t] * (lse - x[t]) + s/C * sum over c of w[c] * (lse - x[c]),
-    s = label_smoothing, w = weight [C] or 1; ignored rows give 0. reduction 0: loss [N]; 1 (mean): their sum over the
-    sum of w[t]; 2: sum (loss 0-d). A target out of [0,C) that is not ignore_index is an error at run time.
-    loss has logits' dtype; lse is f32 for low precision.
+    s = label_smoothing, w = weight [C] or 1; ignored rows give 0. reduction 0: loss [N]; 1 (mean): the sums of both
+    terms, each over W = sum of w[t] (so that W = 0 gives NaN); 2: sum (loss 0-d). A target out of [0,C) that is not
+    ignore_index is an error at run time. loss has logits' dtype; lse is f32 for low precision.
     """
     logits, target = it.ins[:2]
     loss, lse = it.outs
@@ -46,10 +46,10 @@ def _check_loss(it: Instance, logits: Described, loss: Described, lse: Described
     "has_weight:bool ignore_index:int label_smoothing:float reduction:int",
 )
 def _sce_backward(it: Instance) -> None:
-    """Gradient of sce in logits. Per row, with p = e**(x - lse) and g the row's share of dloss:
+    """Gradient of sce in logits. Per row, with p = e**(x - lse):
 
-    dx[c] = g * ((1-s) * w[t] * (p[c] - [c == t]) + s/C * (p[c] * sum(w) - w[c])); ignored rows give 0. g is dloss[n]
-    (reduction 0), dloss / sum of w[t] (mean) or dloss (sum).
+    dx[c] = g*(1-s)*w[t] * (p[c] - [c == t]) + g*s/C * (p[c] * sum(w) - w[c]); ignored rows give 0. g is dloss[n]
+    (reduction 0) or dloss; for the mean both factors, g*(1-s)*w[t] and g*s/C, are divided by W = sum of w[t].
     """
     dloss, logits, target, lse = it.ins[:4]
     check(target == Described(logits.shape[:1], "i64"), "target {} must be i64[{}]", target, logits.shape[0])

@@ -319,6 +319,18 @@ def test_sce(reduction, smoothing, weighted):
     run("sce_backward", [dloss, x.detach(), target, lse, *weight], torch.autograd.grad(loss, x, dloss)[0], **attrs)
 
 
+def test_sce_mean_over_no_weight_is_nan():
+    x, w, target = rand(2, 3).requires_grad_(), torch.tensor([0.0, 1.0, 2.0], dtype=f64), torch.tensor([0, -100])
+    attrs = {"has_weight": True, "ignore_index": -100, "label_smoothing": 0.1, "reduction": 1}
+    loss = F.cross_entropy(x, target, w, label_smoothing=0.1)
+    assert loss.isnan()
+    lse = x.detach().logsumexp(1)
+    run("sce", [x.detach(), target, w], [loss.detach(), lse], **attrs)
+    dx = torch.autograd.grad(loss, x)[0]
+    dx[1] = 0.0  # a row that is ignored has no gradient, whatever the others are
+    run("sce_backward", [torch.ones((), dtype=f64), x.detach(), target, lse, w], dx, **attrs)
+
+
 def test_sce_refuses_bad_targets():
     with pytest.raises(IndexError, match="out of range"):
         run(
