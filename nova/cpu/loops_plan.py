@@ -298,12 +298,12 @@ def _choose_tasks(kernel: Kernel, nest: Nest, target: CpuTarget) -> None:
 
 
 def _rows_per_partial(nest: Nest, rows: int) -> int:
-    """Short chains of roundings: 64 rows a partial, more where partials would take too much memory."""
-    if rows <= 64 or any(c.output.combiner is None for c in nest.cross):
+    """Short chains of roundings: 32 rows a partial, more where partials would take too much memory."""
+    if rows <= 32 or any(c.output.combiner is None for c in nest.cross):
         return max(rows, 1)
     size = sum(c.size * ln.bytes_of(c.output.element) for c in nest.cross)
     most = max(16, PARTIAL_BUDGET // max(size, 64))
-    return max(64, math.isqrt(rows), -(-rows // most))
+    return max(32, math.isqrt(rows), -(-rows // most))
 
 
 def _store_bytes(kernel: Kernel, output: Output) -> int:
