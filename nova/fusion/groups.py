@@ -5,6 +5,7 @@ from __future__ import annotations
 from nova.fusion import roles as roles_module
 from nova.fusion.records import Op, Value
 from nova.fusion.roles import Roles
+from nova.fusion.rules import PIECEWISE
 from nova.fusion.space import Atom, Space
 
 MAX_OPS = 64  # ops in one kernel: bounds compile time and live registers
@@ -34,6 +35,8 @@ class Group:
         """Adds `op` if it can be computed here; otherwise the reason why not, and nothing has changed."""
         if len(self.ops) >= MAX_OPS:
             return "the kernel has enough ops"
+        if len(self.space.all_inputs) > MAX_TENSORS:
+            return "the kernel reads enough tensors"
         mark = self.space.mark()
         reason = self.space.add(op)
         if reason is None:
@@ -47,6 +50,10 @@ class Group:
         return None
 
     def _check_loops(self, op: Op, clone: bool) -> str | None:
+        if not self.space.reductions and self.ops and not clone and not self.clones and op.name not in PIECEWISE:
+            first = self.ops[0]
+            if first.name not in PIECEWISE:  # elementwise ops so far: they must share all loops
+                return None if self._loops(op) == self._loops(first) else "has other loops"
         roles = roles_module.find(self.space, self.clones | {op} if clone else self.clones)
         if roles.reason is None and self.ops:
             roles.reason = self._check_access(roles)
@@ -54,11 +61,13 @@ class Group:
             self.roles = roles
         return roles.reason
 
+    def _loops(self, op: Op) -> set[Atom]:
+        space = self.space
+        return {leaf for value in op.results for leaf in space.loops(space.outputs[value].dims)}
+
     def _check_access(self, roles: Roles) -> str | None:
         """Refuses what would make a reduction read memory with long strides, or too many tensors at once."""
         space = self.space
-        if len(space.all_inputs) > MAX_TENSORS:
-            return "the kernel reads enough tensors"
         for reduction in space.reductions:
             order = [leaf for atoms in reduction.over for leaf in space.leaves(atoms)]
             if not order or order[-1].size < 8 or order[-1] in roles.rows:
@@ -74,7 +83,7 @@ class Group:
             return None
         if op.name == "sce_partials":
             return self._check_partials(op)
-        loops = {leaf for value in op.results for leaf in self.space.loops(self.space.outputs[value].dims)}
+        loops = self._loops(op)
         if self.space.reductions[-1].op is op:
             return "is a reduction; only elementwise ops follow a contraction in its kernel"
         if loops != self.tile():
@@ -88,7 +97,5 @@ class Group:
 
     def tile(self) -> set[Atom]:
         """The parallel loops of the contraction."""
-        space = self.space
-        root = self.root
-        assert root is not None
-        return {leaf for value in root.results for leaf in space.loops(space.outputs[value].dims)}
+        assert self.root is not None
+        return self._loops(self.root)

@@ -207,8 +207,9 @@ def op_text(op: Op, names: dict[Value, str], location: bool = False, extra: str 
 
 def location_text(op: Op) -> str:
     """`loc(...)` of the op, as MLIR prints it."""
-    text = str(op.location)
-    return text if text.startswith("loc(") else f"loc({text})"
+    if not isinstance(op.location, str):  # printing one takes as long as reading the op
+        op.location = str(op.location)
+    return op.location if op.location.startswith("loc(") else f"loc({op.location})"
 
 
 def place(op: Op) -> str:

@@ -11,6 +11,7 @@ Pure Python: imports neither MLIR nor torch.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,13 +22,17 @@ GENERATORS = frozenset({"iota"})
 STEP = "nova.step"  # attribute of a constant that lies in memory, for an op that wants a whole tensor
 
 
-class Atom:
-    """An indivisible dimension, until it is split or joined with an equal one."""
+_births = itertools.count()
 
-    __slots__ = ("forward", "size", "split")
+
+class Atom:
+    """An indivisible dimension, until it is split or joined with an equal one. `born` orders atoms by age."""
+
+    __slots__ = ("born", "forward", "size", "split")
 
     def __init__(self, size: int):
         self.size = size
+        self.born = next(_births)
         self.forward: Atom | None = None
         self.split: tuple[Atom, Atom] | None = None
 
@@ -82,11 +87,22 @@ class Space:
         self.views: dict[Value, Instance] = {}
         self.all_inputs: list[Instance] = []
         self._trail: list[Callable[[], None]] = []
+        self._start = 0  # atoms born before belong to ops added earlier
+        self._joined = False  # whether two of them became one loop
 
     # --- atoms ------------------------------------------------------------------------------------------------------
 
     def leaves(self, atoms: Sequence[Atom]) -> list[Atom]:
         """The final atoms that a list stands for, outermost first."""
+        if not atoms:
+            return []
+        if len(atoms) == 1:
+            (only,) = atoms
+            while only.forward is not None:
+                only = only.forward
+            if only.split is None:
+                return [only]
+            atoms = only.split
         result: list[Atom] = []
         stack = list(reversed(atoms))
         while stack:
@@ -101,6 +117,7 @@ class Space:
 
     def _split(self, atom: Atom, outer: int) -> tuple[Atom, Atom]:
         parts = (Atom(outer), Atom(atom.size // outer))
+        parts[0].born = parts[1].born = atom.born
         atom.split = parts
         self._trail.append(lambda: setattr(atom, "split", None))
         return parts
@@ -119,6 +136,8 @@ class Space:
             elif x is y:
                 continue
             elif x.size == y.size:
+                if x.born < self._start and y.born < self._start:
+                    self._joined = True
                 x.forward = y
                 self._trail.append(lambda x=x: setattr(x, "forward", None))
             elif x.size > y.size > 0 and x.size % y.size == 0:
@@ -297,6 +316,7 @@ class Space:
         from nova.fusion.rules import RULES
 
         mark = self.mark()
+        self._start, self._joined = next(_births), False
         try:
             operands = [self.use(value, fresh) for value in op.operands]
             rule = RULES.get(op.name)
@@ -313,8 +333,11 @@ class Space:
         return None
 
     def _check_distinct(self, touched: list[Instance]) -> None:
-        """No value may be walked along its diagonal. Joining loops can break that for any earlier value too."""
-        for instance in [*touched, *self.outputs.values(), *self.all_inputs]:
+        """No value may be walked along its diagonal. Joining old loops can break that for any earlier value too."""
+        instances = [*touched, *self.outputs.values(), *self.all_inputs] if self._joined else touched
+        for instance in instances:
+            if len(instance.dims) < 2:
+                continue
             leaves = [leaf for atoms in instance.dims for leaf in self.leaves(atoms)]
             if len(leaves) != len(set(leaves)):
                 raise Mismatch("reads one value at two different places (a transpose of itself)")
