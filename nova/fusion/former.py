@@ -142,6 +142,8 @@ class Former:
             return
         elif op.name in CONTRACTIONS:
             self.place_contraction(op)
+        elif op.name == "concat" and self.absorb_concat(op):
+            return
         elif op.name in RULES:
             self.place_loops(op)
         elif op.name == "constant":
@@ -159,6 +161,61 @@ class Former:
         group.ops.append(op)
         self.read_by(group, op)
         self.own(group, op)
+        if op.name in ATTENTION:
+            for value in op.results:
+                self.store_head_major(group, value)
+
+    def store_head_major(self, group: Group, value: Value) -> None:
+        """Lets attention write a result as its transpose, where somebody reads it so: then no kernel repacks heads.
+
+        Other readers see it through the inverse view. A gradient that only goes into a concatenation stays as it is:
+        `absorb_concat` lets attention write that.
+        """
+        transposes = [user for user in value.users if user.name == "transpose"]
+        if not transposes or value in self.outputs:
+            return
+        if len(value.users) == 1 and self.concat_of(value) is not None:
+            return
+        first = transposes[0]
+        permutation = first.attrs["permutation"]
+        swapped = make("transpose", [value], first.results[0].shape, value.dtype, first, permutation=permutation)
+        copy = make("copy", [swapped.results[0]], first.results[0].shape, value.dtype, first)
+        stored = copy.results[0]
+        group.ops.append(copy)
+        self.own(group, copy)
+        inverse = tuple(permutation.index(axis) for axis in range(len(permutation)))
+        view = make("transpose", [stored], value.shape, value.dtype, first, permutation=inverse)
+        self.replaced[value] = view.results[0]
+        for user in transposes:
+            if user.attrs["permutation"] == permutation:
+                self.replaced[user.results[0]] = stored
+        stored.users = [user for user in first.results[0].users]
+        view.results[0].users = [user for user in value.users if user is not first]
+
+    def concat_of(self, value: Value) -> Op | None:
+        """The concatenation that is the only reader of a value, through transposes and reshapes."""
+        while len(value.users) == 1 and value not in self.outputs:
+            user = value.users[0]
+            if user.name == "concat":
+                return user if user.operands.count(value) == 1 else None
+            if user.name not in ("transpose", "reshape"):
+                return None
+            value = user.results[0]
+        return None
+
+    def absorb_concat(self, op: Op) -> bool:
+        """Lets attention's backward write its gradients into the packed buffer that a concatenation of them makes."""
+        sources = [self.base(value) for value in op.operands]
+        homes = {self.home.get(source) for source in sources}
+        group = next(iter(homes)) if len(homes) == 1 else None
+        if group is None or group.kind != "attention_backward" or len(set(sources)) != len(sources):
+            return False
+        if any(source.op is None or self.concat_of(source) is not op for source in sources):
+            return False
+        group.ops.append(op)
+        self.own(group, op)
+        self.report.add("fused", op, group.name, "its gradients are written where the concatenation puts them")
+        return True
 
     def place_contraction(self, op: Op) -> None:
         """A new kernel; operands computed elsewhere come from memory, views of them fold into its access."""

@@ -209,6 +209,9 @@ class Outliner:
                 if operand not in copies:
                     assert operand.op is not None
                     copy(operand.op)
+            if op.name == "copy" and call.kind.startswith("attention"):
+                copies[op.results[0]] = copies[op.operands[0]]  # it says in which layout attention writes a result
+                return
             copied = Op(op.name, [copies[v] for v in op.operands], op.attrs)
             for result in op.results:
                 copies[result] = copied.result(result.shape, result.dtype)
