@@ -181,9 +181,10 @@ def _extremum(function: Callable[..., Value]) -> Emitter:
 
     def emit(op: ir.Operation, operands: list[Value]) -> Value:
         left, right = op.operands
-        if isinstance(left.owner, ir.Block) and not isinstance(right.owner, ir.Block):
-            operands = operands[::-1]
-        elif isinstance(left.owner, ir.Block) and left.arg_number > right.arg_number:
+        left_number, right_number = (
+            value.arg_number if isinstance(value.owner, ir.Block) else -1 for value in (left, right)
+        )
+        if left_number > right_number:  # outputs are the last arguments
             operands = operands[::-1]
         return _float_op(function)(op, operands)
 
