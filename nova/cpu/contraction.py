@@ -230,10 +230,12 @@ class Nest:
     def _pack(
         self, source: pack.Source, span: tuple[Int, Int, int], pc: Int, depth: Int, width: int, to: Value | None
     ) -> None:
+        """Packs rows or columns of span (start, end, limit). Panels read in place keep their element type."""
         assert to is not None
         start, end, limit = span
-        block = pack.Block(start, end, limit, pc, depth, width, to, self.kc * width, self.c.accumulator, self.lanes)
-        pack.panels(source, block)
+        in_place = source.access is self.c.rhs and not self.pack_rhs
+        element = source.access.element if in_place else self.c.accumulator
+        pack.panels(source, pack.Block(start, end, limit, pc, depth, width, to, self.kc * width, element, self.lanes))
 
     def _lhs_panel(self, source: pack.Source, m: Int, block: Int, pc: Int) -> Panel:
         rows, element = self.rows, self.c.accumulator

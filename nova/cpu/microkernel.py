@@ -91,16 +91,17 @@ def multiply(tile: Tile, lhs: Panel, rhs: Panel, depth: Int, even: bool = False)
         vector = ln.load(ints.offset_pointer(rhs.pointer, offset, rhs.element), rhs.element, tile.lanes)
         return to_accumulator(vector, tile.accumulator)
 
-    def step(k: Int, accumulators: list[Value]) -> list[Value]:
-        k_lhs, k_rhs = ints.mul(k, lhs.k_stride), ints.mul(k, rhs.k_stride)
+    def step(k: Int, accumulators: list[Value], ahead: int = 0) -> list[Value]:
+        """The k step at k + ahead. What varies is computed for k once; the rest fits in the addressing mode."""
+        at_lhs, at_rhs = (ints.add(ints.mul(k, p.k_stride), ints.mul(p.k_stride, ahead)) for p in (lhs, rhs))
         if rhs.ahead:
             for line in range(0, tile.columns * ln.bytes_of(rhs.element), LINE):
-                place = ints.add(ints.mul(ints.add(k, rhs.ahead), rhs.k_stride), line // ln.bytes_of(rhs.element))
+                place = ints.add(at_rhs, ints.mul(rhs.k_stride, rhs.ahead), line // ln.bytes_of(rhs.element))
                 prefetch(ints.offset_pointer(rhs.pointer, place, rhs.element), write=False)
-        columns = [rhs_vector(ints.add(k_rhs, v * tile.lanes)) for v in range(tile.vectors)]
+        columns = [rhs_vector(ints.add(at_rhs, v * tile.lanes)) for v in range(tile.vectors)]
         out = list(accumulators)
         for r, (pointer, place) in enumerate(rows):
-            scalar = ln.load(ints.offset_pointer(pointer, ints.add(k_lhs, place), lhs.element), lhs.element)
+            scalar = ln.load(ints.offset_pointer(pointer, ints.add(at_lhs, place), lhs.element), lhs.element)
             a = ln.splat(to_accumulator(scalar, tile.accumulator), tile.lanes)
             for v in range(tile.vectors):
                 out[r * tile.vectors + v] = _multiply_add(a, columns[v], out[r * tile.vectors + v])
@@ -108,7 +109,7 @@ def multiply(tile: Tile, lhs: Panel, rhs: Panel, depth: Int, even: bool = False)
 
     def unrolled(k: Int, accumulators: list[Value]) -> list[Value]:
         for u in range(tile.unroll):
-            accumulators = step(ints.add(k, u), accumulators)
+            accumulators = step(k, accumulators, u)
         return accumulators
 
     main = depth if even else ints.mul(ints.div(depth, tile.unroll), tile.unroll)

@@ -32,7 +32,8 @@ class RegisterTile:
     vectors: int
 
     def registers(self) -> int:
-        return self.rows * self.vectors + self.vectors + 1
+        """Accumulators, a row of B, a broadcast, and one to spare: LLVM loads ahead, and without it spills."""
+        return self.rows * self.vectors + self.vectors + 2
 
     def step(self, fma: float) -> float:
         """Clocks of one k step; `fma` is clocks a vector multiply-add."""
@@ -120,7 +121,7 @@ def _blocks(
     p: ContractionProblem, target: CpuTarget, tile: RegisterTile, nr: int, reasons: list[str]
 ) -> tuple[int, int, int]:
     size = ELEMENT_BYTES[p.accumulate]
-    ideal = max(target.l1 // 2 // (nr * size), 64)
+    ideal = max(target.l1 // 2 // (nr * size), 32)
     blocks = max(1, -(-p.k // (ideal + ideal // 2)))  # half as much again is better than a short last block
     if p.n_tile_limit:
         blocks = 1  # reductions over an N tile need whole sums
@@ -140,10 +141,10 @@ def _pack_lhs(
     p: ContractionProblem, target: CpuTarget, tile: RegisterTile, nr: int, kc: int, reasons: list[str]
 ) -> bool:
     a = p.lhs
-    if a.across_stride is None or a.k_stride is None or a.dtype != p.accumulate:
+    columns = -(-p.n // nr)
+    if a.across_stride is None or a.k_stride is None or (a.dtype != p.accumulate and columns > 1):
         reasons.append("A is packed: it is a window, or of another type")
         return True
-    columns = -(-p.n // nr)
     footprint = p.m * kc * a.bytes
     if columns <= 2:
         reasons.append("A is read in place: each element is used by at most two tiles")
@@ -157,10 +158,10 @@ def _pack_lhs(
 
 def _pack_rhs(p: ContractionProblem, target: CpuTarget, tile: RegisterTile, nr: int, reasons: list[str]) -> bool:
     b = p.rhs
-    if b.across_stride != 1 or b.k_stride is None or b.dtype != p.accumulate:
+    passes = -(-p.m // tile.rows)
+    if b.across_stride != 1 or b.k_stride is None or (b.dtype != p.accumulate and passes > 1):
         reasons.append("B is packed: its rows are not contiguous, or of another type")
         return True
-    passes = -(-p.m // tile.rows)
     if passes == 1:
         reasons.append("B is read in place: each element is used by one tile")
         return False

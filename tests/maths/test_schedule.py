@@ -41,7 +41,7 @@ def test_cpu_contractions_fit(p: ContractionProblem, target: targets.CpuTarget) 
     lanes = target.lanes(p.accumulate)
     rows, columns = s.subgroup
     vectors = columns // lanes
-    assert columns % lanes == 0 and rows * vectors + vectors + 1 <= target.registers
+    assert columns % lanes == 0 and rows * vectors + vectors + 1 < target.registers
     assert s.workgroup[0] % rows == 0 and s.workgroup[1] % columns == 0
     size = 8 if p.accumulate == "f64" else 4
     if s.promoted[1]:

@@ -127,6 +127,7 @@ def test_convolution_windows(stride: int, width: int) -> None:
 def test_few_rows(spec: str, m: int) -> None:
     check(Case(spec, {"m": m, "n": 70, "k": 99}, epilogue="gelu"))
     check(Case(spec, {"m": m, "n": 33, "k": 64}, dtype="bf16"))
+    check(Case(spec, {"m": m, "n": 64, "k": 64}, dtype="bf16"))
 
 
 def test_matrix_times_vector() -> None:
