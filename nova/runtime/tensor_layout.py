@@ -102,6 +102,7 @@ def _agrees(layout: TensorLayout) -> bool:
 @cache
 def tensor_layout() -> TensorLayout | None:
     """Where PyTorch keeps a tensor's pointer and geometry; None where that could not be established."""
-    with torch.device("cpu"):  # whatever the user's default device
+    # Whatever the user's default device and grad mode are, and without touching the random generator.
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.inference_mode(False):
         layout = _find_layout()
         return layout if layout is not None and _agrees(layout) else None
