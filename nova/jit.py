@@ -16,6 +16,7 @@ import platform
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -110,7 +111,9 @@ class Variant:
 
     def bind(self, roots: Any) -> Any:
         """A binding to the objects of this call, or the Mismatch that rules it out."""
-        return self.bind_to(self.capture.guards.check(roots))
+        from nova.capture.warm import check_with_state
+
+        return self.bind_to(check_with_state(self.capture.guards, roots))
 
     def bind_to(self, objs: Any) -> Any:
         """A binding to the objects that a check of the guards found; a Mismatch is returned as it is."""
@@ -122,6 +125,8 @@ class Variant:
         capture = self.capture
         binding = Binding(capture.guards, objs, capture.signature, capture.consts, knobs.native)
         binding.effects = Effects(capture.signature, capture.classes, binding.objs, binding.place)
+        binding.seal()
+        binding.on_death = functools.partial(_forget, self.bindings, weakref.ref(binding))
         self.bindings.insert(0, binding)
         del self.bindings[BINDINGS_PER_VARIANT:]
         return binding
@@ -169,7 +174,7 @@ class Step:
         with self._lock:
             variants = self._variants
             for position, variant in enumerate(variants):
-                for binding in variant.bindings:
+                for binding in tuple(variant.bindings):
                     found = binding.enter(args, kwargs)
                     if found is not None:
                         if position:
@@ -255,7 +260,7 @@ class Step:
             return result
         self._variants.insert(0, variant)
         del self._variants[VARIANTS:]
-        if key is not None and not capture.consts:
+        if key is not None:
             warm.save(key, capture.signature, capture.guards, self.name, capture.optimizers, variant.executable)
         kernels = f", {progress.counts['kernels']} kernels" if "kernels" in progress.counts else ""
         seconds = progress.seconds.get("capture", 0.0)
@@ -284,7 +289,9 @@ class Step:
         what = mismatch.what.split(" was ")[0] if mismatch.value is None else ""
         seen = self._history.setdefault((mismatch.source, mismatch.step, what), [])
         value = mismatch.what if mismatch.value is None else mismatch.value
-        if not any(value is v or value == v for v in seen if type(v) is type(value)):
+        if not isinstance(value, (int, float, str)):
+            value = mismatch.what
+        if value not in seen:
             seen.append(value)
         if what.startswith("dimension"):
             advice = ""
@@ -307,6 +314,13 @@ class Step:
         if text not in self._noted:
             self._noted.add(text)
             notice(f"{self.name}: {text}")
+
+
+def _forget(bindings: list[Any], reference: Any) -> None:
+    """Drops a binding whose model or optimizer has gone. Replaces no list: a call may be iterating over it."""
+    binding = reference()
+    if binding in bindings:
+        bindings.remove(binding)
 
 
 def target_of(step: Any) -> tuple[Callable[..., Any], Options]:
@@ -336,6 +350,8 @@ def _run(
     find = functools.partial(_find, function, variant, args, kwargs)
     try:
         known = [find(source) for source in effects.sources]
+        for effect in effects.flags:
+            effect([], inputs, known, find)
         if effects.early:
             for phase, effect in enumerate(effects.before, 1):
                 effect([], inputs, known, find)

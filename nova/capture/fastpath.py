@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -80,10 +81,11 @@ class Binding:
         self.space: dict[str, Any] = {"same": same_literal}
         self._const_name: dict[int, str] = {}
         self._located: dict[Source, int | None] = {}
+        self.weak: dict[int, Any] = {}  # nodes that are held by weak references
+        self.on_death: Callable[[], None] = lambda: None
         self._done: set[int] = set()
         self._fixed: set[int] = set()  # nodes whose object is the same on every call
         self._generate()
-        self._live_set = set(self.live)
 
     # ---- code generation
 
@@ -179,7 +181,7 @@ class Binding:
         """Code that checks an object reached anew on every call."""
         node, obj = self.guards.nodes[index], self.objs[index]
         if not self._unrolls(index):
-            self._emit(f"if {expression} is not {self._constant(obj)}: return None")
+            self._emit(f"if {expression} is not {self._weakly(index, obj)}: return None")
             self._emit_constant_node(index)
             return
         if index in self._done:
@@ -198,6 +200,24 @@ class Binding:
         if node.kind in ("list", "tuple", "dict"):
             self._emit(f"if len({variable}) != {len(obj)}: return None")
         self._slots_of(index, variable)
+
+    def _weakly(self, index: int, obj: Any) -> str:
+        """A model or an optimizer is not kept alive by the guards on it: when it goes, so does the binding."""
+        if self.guards.nodes[index].kind not in ("module", "optimizer"):
+            return self._constant(obj)
+        if index not in self.weak:
+            self.weak[index] = weakref.ref(obj, self._dropped)
+        return f"{self._constant(self.weak[index])}()"
+
+    def _dropped(self, reference: Any) -> None:
+        """A model is gone and no call can match any more: lets go of everything, without waiting for a collection."""
+        if self.enter is _never:
+            return
+        self.enter = _never
+        for held in (self.space, self.objs, self.inputs, self.live_tensors, self.weak, self.dicts, self.lists):
+            held.clear()
+        del self.watch
+        self.on_death()
 
     def _tensor_children(self, index: int, variable: str) -> None:
         for step, want in self.guards.nodes[index].slots.items():
@@ -243,7 +263,7 @@ class Binding:
         self._done.add(index)
         self._fixed.add(index)
         node, obj = self.guards.nodes[index], self.objs[index]
-        self.variables[index] = self._constant(obj)
+        self.variables[index] = f"{self._constant(self.weak[index])}()" if index in self.weak else self._constant(obj)
         getattr(self, f"_constant_{node.kind}", self._constant_other)(index, node, obj)
 
     def _constant_other(self, index: int, node: Node, obj: Any) -> None:
@@ -461,11 +481,23 @@ class Binding:
     def place(self, source: Source) -> int | None:
         """The place of an object in `objs`; None for what is found anew on every call, or is not guarded."""
         index = self.locate(source)
-        return None if index is None or index in self._live_set or not self._is_fixed(index) else index
+        return None if index is None or index not in self._fixed or index in self.weak else index
 
-    def _is_fixed(self, index: int) -> bool:
-        """Whether `objs[index]` is the object of every call that the guards admit."""
-        return index in self._fixed
+    def seal(self) -> None:
+        """Lets go of everything that need not be held; `locate` works no more."""
+        self.node_of = {id(obj): index for index, obj in enumerate(self.objs) if index in self._fixed}
+        for index in range(len(self.objs)):
+            if index not in self._fixed or index in self.weak:
+                self.objs[index] = None
+        self._located.clear()
+        self.release()
+
+    def _alive(self) -> list[Any]:
+        """The objects of all fixed nodes."""
+        objs = list(self.objs)
+        for index, reference in self.weak.items():
+            objs[index] = reference()
+        return objs
 
     # ---- memory that inputs share
 
@@ -590,12 +622,12 @@ class Binding:
         """Whether the facts of one node hold; a tensor in it may be another of the same kind."""
         nodes = self.guards.nodes
         replaced: dict[int, torch.Tensor] = {}
-        trial = list(self.objs)
+        trial = self._alive()
         for step, want in nodes[owner].slots.items():
             if want[0] != "node" or nodes[want[1]].kind != "tensor":
                 continue
             try:
-                value = follow_own(self.objs[owner], step)
+                value = follow_own(trial[owner], step)
             except _MISS:
                 return False
             if value is not trial[want[1]]:
@@ -603,7 +635,7 @@ class Binding:
                 if not single or not isinstance(value, torch.Tensor) or id(value) in self.node_of:
                     return False
                 replaced[want[1]] = trial[want[1]] = value
-        if self.guards.check_node(owner, self.objs[owner], trial) is not None:
+        if self.guards.check_node(owner, trial[owner], trial) is not None:
             return False
         for index, tensor in replaced.items():
             meta = nodes[index].meta
@@ -626,6 +658,10 @@ class Binding:
         self.watch.accept_pointers()
         self._refresh_inputs()
         return True
+
+
+def _never(args: Any, kwargs: Any) -> None:
+    return None
 
 
 def storage_id(tensor: torch.Tensor) -> int:

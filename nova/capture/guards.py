@@ -46,6 +46,7 @@ from nova.capture.sources import (
 # Descriptors of a slot: ("lit", value), ("node", index), ("num", type name), ("any",), ("missing",), ("empty",)
 Descriptor = tuple[Any, ...]
 
+GONE = "is gone"
 LARGE = 2000  # a container with more entries than this is guarded by its length alone
 
 _MODULE_IRRELEVANT = frozenset({
@@ -568,7 +569,7 @@ class GuardSet:
                 try:
                     objs.append(follow_call(objs[node.parent], node.step))
                 except (KeyError, IndexError, AttributeError, TypeError, ValueError):
-                    return Mismatch(node_source(self.nodes, index), "is gone", index)
+                    return Mismatch(node_source(self.nodes, index), GONE, index)
         for index in range(len(self.nodes)):
             mismatch = self.check_node(index, objs[index], objs)
             if mismatch is not None:

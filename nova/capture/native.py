@@ -7,7 +7,7 @@ and 600 tensors. Reading them one by one from Python costs 0.3 ms; native code n
     list         its items, by identity
     tensor       class, dtype, sizes, strides, requires_grad, whether `.grad` is None, data pointer
 
-Nothing about memory layout is assumed. `runtime.binding` finds where PyTorch keeps a tensor's geometry, and the
+Nothing about memory layout is assumed. `runtime.tensor_layout` finds where PyTorch keeps a tensor's geometry, and the
 rest is found here by looking for known values and then checked. Where that fails, `PythonWatch` does the same
 comparisons in Python.
 """
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from nova.runtime import binding, orc
+from nova.runtime import orc, tensor_layout
 
 _TAG = 24  # PyDictObject.ma_version_tag: after the object header and ma_used
 _WORD = 8
@@ -60,6 +60,12 @@ def _bytes(address: int, count: int) -> bytes:
 @cache
 def autograd_layout() -> AutogradLayout | None:
     """Where PyTorch keeps requires_grad and `.grad`; None where that could not be established."""
+    # Whatever the user's default device and grad mode are, and without touching the random generator.
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.inference_mode(False):
+        return _find_autograd_layout()
+
+
+def _find_autograd_layout() -> AutogradLayout | None:
     plain, leaf = torch.zeros(3), torch.zeros(3, requires_grad=True)
     size = 16
     metas = [
@@ -134,7 +140,7 @@ def dict_tags() -> bool:
     return True
 
 
-def _text(tensor: binding.TensorLayout, autograd: AutogradLayout) -> str:
+def _text(tensor: tensor_layout.TensorLayout, autograd: AutogradLayout) -> str:
     """LLVM IR of `nova_watch(state)` and `nova_live(list, state)`."""
     return f"""
 ; record: class, dtype, dim, requires_grad, grad, pointer (-1 = any), element size, sizes..., strides...
@@ -411,7 +417,7 @@ done:
 @cache
 def _functions() -> tuple[Any, Any, Any] | None:
     """(`nova_watch`, `nova_live`, the library that holds them), or None where a layout is unknown."""
-    tensor, autograd = binding.tensor_layout(), autograd_layout()
+    tensor, autograd = tensor_layout.tensor_layout(), autograd_layout()
     if tensor is None or autograd is None or not _list_layout():
         return None
     library = orc.load(orc.compile_ir(_text(tensor, autograd)), ["nova_watch", "nova_live"])
@@ -431,7 +437,7 @@ def _list_layout() -> bool:
 
 def record(tensor: torch.Tensor, grad: int = GRAD_ANY, pointer: bool = True) -> list[int]:
     """What a tensor is compared with. `requires_grad` means the leaf's own flag here."""
-    layout = binding.tensor_layout()
+    layout = tensor_layout.tensor_layout()
     assert layout is not None
     dtype = ctypes.c_uint16.from_address(tensor._cdata + layout.dtype).value
     requires = int(tensor.requires_grad and tensor.is_leaf)

@@ -150,10 +150,14 @@ class Effects:
         # Effects up to the last phase in which a number is read run before the program, the others after it.
         self.early = max((spec.phase for spec in signature.inputs if spec.role == "scalar"), default=0)
         self.before = [self._compile(effect) for effect in signature.effects[: self.early]]
+        # Flags come first: a scheduler looks at whether its optimizer has stepped.
+        self.flags = [self._compile(effect) for effect in signature.effects if effect["kind"] == "set"]
         self._clear: list[int] = []
         self._assign: list[tuple[int, int]] = []
         self._run: list[Run] = []
         for effect in signature.effects[self.early :]:
+            if effect["kind"] == "set":
+                continue
             place = locate(effect["param"]) if effect["kind"] in ("grad", "grad_none") else None
             if place is None:
                 self._run.append(self._compile(effect))

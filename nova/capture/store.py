@@ -43,6 +43,8 @@ def encode(value: Any) -> Any:
         case float():
             return value if math.isfinite(value) else {"!": "float", "v": value.hex()}
         case Source():
+            if value.root == "const":
+                raise Unstorable("an object that only the capture holds")
             return {"!": "source", "v": [value.root, value.key, encode(value.path)]}
         case torch.Size():
             return {"!": "size", "v": list(value)}
@@ -117,9 +119,6 @@ def decode(data: Any) -> Any:
 
 
 def encode_signature(signature: Signature) -> dict[str, Any]:
-    if any(spec.source.root == "const" for spec in signature.inputs):
-        raise Unstorable("a tensor that only the capture holds")
-
     def tensor(type_: TensorType) -> list[Any]:
         return [list(type_.shape), type_.dtype, type_.device]
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nova.capture import store
-from nova.capture.guards import GuardSet, Mismatch, follow_call
+from nova.capture.guards import GONE, GuardSet, Mismatch, follow_call
 from nova.capture.replay import find_class
 from nova.capture.signature import CapturedStep, Signature, Source
 from nova.capture.sources import ObjectMap, Roots
@@ -107,7 +107,7 @@ def _check_classes(tree: Any) -> None:
 def check_with_state(guards: GuardSet, roots: Roots) -> Mismatch | list[Any]:
     """`guards.check`, after creating the optimizer and scaler state it expects; undone where the guards fail anyway."""
     found = guards.check(roots)
-    if isinstance(found, list):
+    if isinstance(found, list) or found.what != GONE:
         return found
     undo = _create_state(guards, roots)
     if not undo:

@@ -362,3 +362,38 @@ def test_functions_keep_their_names_beside_modules():
 
     assert callable(nova.jit) and nova.jit.__name__ == "jit"
     assert callable(nova.capture) and nova.capture.__name__ == "capture"
+
+
+def test_guards_do_not_keep_a_model_alive():
+    import gc
+    import weakref
+
+    @interpreted()
+    def step(model, optimizer, x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    gone = []
+    for seed in range(3):
+        model = linear(seed)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(3):
+            step(model, optimizer, torch.ones(2, 4))
+        gone += [weakref.ref(model), weakref.ref(model.weight), weakref.ref(optimizer)]
+    assert step.captures == 1
+    del model, optimizer
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * 9
+    assert not step._variants[0].bindings
+
+
+def test_random_generator_is_left_alone():
+    model = linear()
+    step = interpreted(lambda x: model(x).sum())
+    state = torch.get_rng_state()
+    for _ in range(3):
+        step(torch.ones(2, 4))
+        assert torch.equal(torch.get_rng_state(), state)

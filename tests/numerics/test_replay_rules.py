@@ -732,7 +732,7 @@ def test_refusal_survives_the_users_except():
 
 def test_numpy_generator_reached_from_outside():
     rng = np.random.default_rng(0)
-    refused(lambda m, o: training(m, o, rng.normal), "rng")
+    refused(lambda m, o: training(m, o, lambda: rng.normal(size=1)), "rng")
     before = random.getstate()
     draw = random.Random.random.__get__(random._inst)
     refused(lambda m, o: training(m, o, lambda: functools.reduce(lambda a, _: draw(), [0, 1])), "random")
