@@ -46,7 +46,8 @@ def _up(x: int, multiple: int) -> int:
 
 
 def schedule(p: ContractionProblem, target: CpuTarget) -> ContractionSchedule:
-    lanes, reasons = target.lanes(p.accumulate), []
+    lanes = target.lanes(p.accumulate)
+    reasons: list[str] = []
     if _wants_dot(p):
         return _dot(p, target, lanes)
     tile = register_tile(p, target, reasons)
