@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 
-from nova.cpu import build, loops_tile, parallel
+from nova.cpu import build, parallel
 from nova.cpu import lanes as ln
 from nova.cpu.lanes import Value
 from nova.cpu.loops_emit import NestEmitter, Storage
 from nova.cpu.loops_ir import Access, Kernel, Result, read_kernel
 from nova.cpu.loops_merge import cross_keys, merge_phase, slot_pointer, start_partial
-from nova.cpu.loops_plan import Nest, local_size, plan
+from nova.cpu.loops_plan import TILE_WIDTH, Nest, local_size, plan
 from nova.cpu.loops_values import Key
 from nova.mlir import ir, scf
 from nova.schedule.target import CpuTarget
@@ -51,7 +51,7 @@ class _Layout:
         nest_of = {g.number: nest for nest in nests for g in nest.generics}
         for nest in nests:
             for access in nest.tile[1] if nest.tile else ():
-                size = target.lanes("f32") * loops_tile.WIDTH
+                size = target.lanes("f32") * TILE_WIDTH
                 self.tiles[access] = self.workspace.per_thread([size], ln.memory_type(access.element), nest.threads)
             for cross in nest.cross:
                 element = cross.output.element

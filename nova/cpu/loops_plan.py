@@ -19,12 +19,13 @@ import math
 from dataclasses import dataclass, field
 
 from nova.cpu import lanes as ln
-from nova.cpu import loops_tile
 from nova.cpu.loops_ir import Access, Argument, Generic, Index, Kernel, Output, Result
 from nova.errors import CompileError
 from nova.schedule.target import CpuTarget
 
 BLOCK = 4096  # elements of a one-dimensional loop that make a "row"
+TILE_WIDTH = 64  # elements of a tile along the loop in lanes
+TILE_SMALL = 1024  # elements of the two loops below which loads a lane are as good
 PARTIAL_BUDGET = 2 << 20  # bytes of partials a cross-row reduction may write
 
 
@@ -156,12 +157,12 @@ def _tile_or_split(kernel: Kernel, nest: Nest, target: CpuTarget) -> None:
     if len(nest.steps) != 1 or len(nest.steps[0].inner) != 1 or nest.steps[0].sequential:
         return
     lane_dim = nest.steps[0].inner[0]
-    nest.tile = loops_tile.find_tile(nest, sizes, lanes)
+    nest.tile = find_tile(nest, sizes, lanes)
     if nest.tile:
         dim = nest.tile[0]
         nest.rows = [(d, n) for d, n in nest.rows if d != dim]
         nest.rows.append((dim, -(-sizes[dim] // lanes)))
-        nest.rows.append((lane_dim, -(-sizes[lane_dim] // loops_tile.WIDTH)))
+        nest.rows.append((lane_dim, -(-sizes[lane_dim] // TILE_WIDTH)))
         return
     across = {c.generic.number for c in nest.cross}
     few = nest.row_count < 8 * target.cores and sizes[lane_dim] > (BLOCK if not nest.rows else 4 * BLOCK)
@@ -343,3 +344,23 @@ def local_index(access: Access, row_dims: set[int], sizes: dict[int, int], outpu
 def local_size(output: Output, row_dims: set[int]) -> int:
     extents = zip(output.access_indices, output.shape, strict=True)
     return math.prod(extent for index, extent in extents if index.plain_dim() not in row_dims)
+
+
+def find_tile(nest: Nest, sizes: dict[int, int], lanes: int) -> tuple[int, list[Access]] | None:
+    """(row dim to tile, operands to turn over), if the nest, of one step, is elementwise and reads across rows."""
+    lane_dim = nest.steps[0].inner[0]
+    crossed: dict[int, list[Access]] = {}
+    for generic in nest.generics:
+        if generic.is_reduction:
+            return None
+        for access in generic.inputs:
+            terms = dict(access.linear().terms)
+            if not isinstance(access.source, Argument) or terms.get(lane_dim, 0) in (0, 1):
+                continue
+            for dim, _ in nest.rows:
+                if terms.get(dim) == 1 and sizes[dim] >= lanes and sizes[dim] * sizes[lane_dim] >= TILE_SMALL:
+                    crossed.setdefault(dim, []).append(access)
+    if not crossed or sizes[lane_dim] < lanes:
+        return None
+    dim = max(crossed, key=lambda d: len(crossed[d]))
+    return dim, list(dict.fromkeys(crossed[dim]))

@@ -14,37 +14,14 @@ from typing import TYPE_CHECKING
 from nova.cpu import build
 from nova.cpu import lanes as ln
 from nova.cpu.lanes import Value
-from nova.cpu.loops_ir import Access, Argument, Index
+from nova.cpu.loops_ir import Access, Index
+from nova.cpu.loops_plan import TILE_WIDTH
 from nova.cpu.loops_step import StepEmitter
 from nova.cpu.loops_values import Place, add, loop_i64, mul, value_of
 from nova.mlir import ir, scf
 
 if TYPE_CHECKING:
     from nova.cpu.loops_emit import NestEmitter
-
-WIDTH = 64  # elements of a tile along the loop in lanes
-SMALL = 1024  # elements of the two loops below which loads a lane are as good
-
-
-def find_tile(nest, sizes: dict[int, int], lanes: int) -> tuple[int, list[Access]] | None:
-    """(row dim to tile, operands to turn over), if the nest, of one step, is elementwise and reads across rows."""
-    lane_dim = nest.steps[0].inner[0]
-    crossed: dict[int, list[Access]] = {}
-    for generic in nest.generics:
-        if generic.is_reduction:
-            return None
-        for access in generic.inputs:
-            terms = dict(access.linear().terms)
-            if not isinstance(access.source, Argument) or terms.get(lane_dim, 0) in (0, 1):
-                continue
-            for dim, _ in nest.rows:
-                if terms.get(dim) == 1 and sizes[dim] >= lanes and sizes[dim] * sizes[lane_dim] >= SMALL:
-                    crossed.setdefault(dim, []).append(access)
-    if not crossed or sizes[lane_dim] < lanes:
-        return None
-    dim = max(crossed, key=lambda d: len(crossed[d]))
-    return dim, list(dict.fromkeys(crossed[dim]))
-
 
 def emit_tile(emitter: NestEmitter) -> None:
     """One tile: the emitter's coordinates of the two tiled dims count tiles."""
@@ -54,7 +31,7 @@ def emit_tile(emitter: NestEmitter) -> None:
     step = nest.steps[0]
     lane_dim = step.inner[0]
     top, rows = _part(emitter.coordinates[dim], height, sizes[dim])
-    left, columns = _part(emitter.coordinates[lane_dim], WIDTH, sizes[lane_dim])
+    left, columns = _part(emitter.coordinates[lane_dim], TILE_WIDTH, sizes[lane_dim])
     emitter.coordinates.update({dim: top, lane_dim: left})
     for access in accesses:
         _turn(emitter, access, dim, lane_dim, rows, columns)
@@ -64,7 +41,7 @@ def emit_tile(emitter: NestEmitter) -> None:
         emitter.coordinates[dim] = value_of(add(top, k))
         for access in accesses:
             scratch = emitter.storage.tiles[access]
-            shifted = ln.subi(ln.muli(k, ln.i64(WIDTH)), value_of(left))
+            shifted = ln.subi(ln.muli(k, ln.i64(TILE_WIDTH)), value_of(left))
             pointer = ln.address(scratch, shifted, access.element)
             emitter.turned[access] = Place(pointer, Index(0, ((lane_dim, 1),)), access.element)
         StepEmitter(emitter, step).emit()
@@ -98,22 +75,22 @@ def _turn(
                 at = ln.muli(ln.addi(j, ln.i64(k)), ln.i64(stride))
                 lines.append(ln.load_raw(ln.address(start, at, element), ln.vector_type(element, lanes)))
             for k, line in enumerate(transpose(lines)):
-                ln.store(line, ln.address(scratch, ln.addi(j, ln.i64(k * WIDTH)), element))
+                ln.store(line, ln.address(scratch, ln.addi(j, ln.i64(k * TILE_WIDTH)), element))
             return carried
 
-        loop_i64(0, WIDTH, lanes, [], block)
+        loop_i64(0, TILE_WIDTH, lanes, [], block)
 
     def piece() -> None:
         with build.loop(0, build.to_index(value_of(rows))) as k, build.loop(0, build.to_index(value_of(columns))) as j:
             row, column = build.to_i64(k), build.to_i64(j)
             source = ln.address(start, ln.addi(row, ln.muli(column, ln.i64(stride))), element)
-            target = ln.address(scratch, ln.addi(ln.muli(row, ln.i64(WIDTH)), column), element)
+            target = ln.address(scratch, ln.addi(ln.muli(row, ln.i64(TILE_WIDTH)), column), element)
             ln.store(ln.load_raw(source, element), target)
 
     if isinstance(rows, int) and isinstance(columns, int):
         whole()
         return
-    full = [ln.cmpi("eq", value_of(n), ln.i64(size)) for n, size in ((rows, lanes), (columns, WIDTH))]
+    full = [ln.cmpi("eq", value_of(n), ln.i64(size)) for n, size in ((rows, lanes), (columns, TILE_WIDTH))]
     branch = scf.IfOp(ln.andi(*full), has_else=True)
     with ir.InsertionPoint(branch.then_block):
         whole()
