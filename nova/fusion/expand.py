@@ -4,6 +4,8 @@
     convolution {padding}            ->  pad; convolution without padding
     convolution_backward_data        ->  spread and pad dy; convolution with the flipped weight, channels swapped
     pad with negative amounts        ->  slice; pad
+    slice (slice_scatter x u)        ->  u, or slice x: what in-place ops on views leave behind
+    slice (mul a b)                  ->  mul (slice a) (slice b), where only slices of disjoint parts read the product
 """
 
 from __future__ import annotations
@@ -57,6 +59,8 @@ class Builder:
 
 def expand(function: Function) -> None:
     """Applies the rewrites to every op of `function`, in place."""
+    forward_slices(function)
+    push_slices(function)
     ops: list[Op] = []
     replaced: dict[Value, Value] = {}
     for op in function.ops:
@@ -74,6 +78,103 @@ def expand(function: Function) -> None:
         function.outputs = [replaced.get(value, value) for value in function.outputs]
     function.ops = ops
     function.link()
+
+
+def forward_slices(function: Function) -> None:
+    """Reads a slice of an updated tensor from the update, or from what was updated, where it lies in one of them."""
+    replaced: dict[Value, Value] = {}
+    for op in function.ops:
+        if replaced:
+            op.operands = [replaced.get(value, value) for value in op.operands]
+        if op.name != "slice" or any(step != 1 for step in op.attrs["strides"]):
+            continue
+        source = op.operands[0]
+        while source.op is not None and source.op.name == "slice_scatter":
+            scatter = source.op
+            if any(step != 1 for step in scatter.attrs["strides"]):
+                break
+            starts, limits = scatter.attrs["starts"], scatter.attrs["limits"]
+            if starts == op.attrs["starts"] and limits == op.attrs["limits"]:
+                replaced[op.results[0]] = scatter.operands[1]
+                break
+            mine = zip(op.attrs["starts"], op.attrs["limits"], strict=True)
+            if all(a < d and c < b for (a, b), (c, d) in zip(mine, zip(starts, limits, strict=True), strict=True)):
+                break  # they overlap
+            source = op.operands[0] = scatter.operands[0]
+    if replaced:
+        function.outputs = [replaced.get(value, value) for value in function.outputs]
+    drop_unread(function)
+    function.link()
+
+
+def drop_unread(function: Function) -> None:
+    """Removes scatters and slices that nobody reads any more."""
+    needed = set(function.outputs)
+    kept: list[Op] = []
+    for op in reversed(function.ops):
+        if op.name not in ("slice_scatter", "slice") or op.results[0] in needed:
+            needed.update(op.operands)
+            kept.append(op)
+    function.ops = kept[::-1]
+
+
+def push_slices(function: Function) -> None:
+    """Computes parts of an elementwise value where they are used, if no part is used twice: a slice of a value that is
+    computed cannot be folded into a kernel's access, a slice of one in memory can."""
+    outputs = set(function.outputs)
+    ops: list[Op] = []
+    for op in reversed(function.ops):
+        if op.name in _PUSHED and op.results[0] not in outputs and _sliced_apart(op):
+            for user in op.results[0].users:
+                ops += _sliced_copy(op, user)[::-1]
+            for user in op.results[0].users:
+                ops.remove(user)
+        else:
+            ops.append(op)
+    function.ops = ops[::-1]
+    function.link()
+
+
+_PUSHED = frozenset({"add", "sub", "mul", "neg", "cast", "div", "where"})
+
+
+def _sliced_apart(op: Op) -> bool:
+    """Whether only slices read the result, and together they read no more than it has."""
+    value = op.results[0]
+    total = 0
+    for user in value.users:
+        if user.name != "slice" or any(step != 1 for step in user.attrs["strides"]):
+            return False
+        total += user.results[0].bytes
+    return bool(value.users) and total <= value.bytes
+
+
+def _sliced_copy(op: Op, part: Op) -> list[Op]:
+    """The ops that compute one slice of `op`; the last one makes the slice's own value."""
+    value = op.results[0]
+    b = Builder(part)
+    operands = []
+    for operand in op.operands:
+        shift = len(value.shape) - len(operand.shape)
+        low = tuple(0 if n == 1 else part.attrs["starts"][shift + axis] for axis, n in enumerate(operand.shape))
+        high = tuple(
+            0 if n == 1 else n - part.attrs["limits"][shift + axis] for axis, n in enumerate(operand.shape)
+        )
+        operands.append(b.crop(operand, low, high))
+    copy = Op(op.name, operands, op.attrs, op.location, op.order)
+    copy.results = part.results  # the slice's readers read the copy
+    for result in copy.results:
+        result.op = copy
+    for made in b.ops:
+        made.results[0].users.append(copy)
+        made.operands[0].users.append(made)
+    for operand in operands:
+        if copy not in operand.users:
+            operand.users.append(copy)
+    for operand in op.operands:
+        if op in operand.users:
+            operand.users.remove(op)
+    return [*b.ops, copy]
 
 
 def _sce_backward(b: Builder, op: Op) -> list[Value] | None:

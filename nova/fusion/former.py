@@ -343,8 +343,8 @@ class Former:
             chain, leaves = self.chain(base, other, op)
             if not chain or self.is_stored(base, group):
                 continue
-            have = {self.base(v) for member in group.ops for v in member.operands if member is not op} | set(op.operands)
-            extra = sum(leaf.bytes for leaf in leaves if leaf not in have or leaf is base)
+            have = {self.base(v) for member in group.ops for v in member.operands}
+            extra = sum(min(leaf.bytes, base.bytes) for leaf in leaves if leaf not in have)
             pays, text = costs.recompute_pays(base, chain, extra)
             if not pays:
                 self.report.add("refused", op, base.op.name, f"{text}, so the value is stored")

@@ -53,13 +53,19 @@ class Group:
         if not self.space.reductions and self.ops and not clone and not self.clones and op.name not in PIECEWISE:
             first = self.ops[0]
             if first.name not in PIECEWISE:  # elementwise ops so far: they must share all loops
-                return None if self._loops(op) == self._loops(first) else "has other loops"
+                return None if self._loops(op) == self._loops(first) else self._align(op, first)
         roles = roles_module.find(self.space, self.clones | {op} if clone else self.clones)
         if roles.reason is None and self.ops:
             roles.reason = self._check_access(roles)
         if roles.reason is None:
             self.roles = roles
         return roles.reason
+
+    def _align(self, op: Op, first: Op) -> str | None:
+        """Lets ops on different tensors of one shape share their loops."""
+        if op.results[0].shape != first.results[0].shape:
+            return "has other loops"
+        return self.space.join(self.space.outputs[op.results[0]].dims, self.space.outputs[first.results[0]].dims)
 
     def _loops(self, op: Op) -> set[Atom]:
         space = self.space

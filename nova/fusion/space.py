@@ -304,6 +304,17 @@ class Space:
             reason = self._try(op, fresh=True)
         return reason
 
+    def join(self, a: Dims, b: Dims) -> str | None:
+        """Walks two values of one shape by the same loops; None, or why that cannot be (the caller rolls back)."""
+        try:
+            for left, right in zip(a, b, strict=True):
+                self.unify(left, right)
+            self._joined = True
+            self._check_distinct([])
+        except Mismatch as mismatch:
+            return str(mismatch)
+        return None
+
     def mark(self) -> int:
         """A point to `rollback` to."""
         return len(self._trail)
