@@ -18,8 +18,7 @@ def _matmul(a: Attributes, x: Tensor, y: Tensor) -> Tensor:
 
 @meaning("linear")
 def _linear(a: Attributes, x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
-    y = torch.matmul(x, weight.t())
-    return y + bias[0] if bias else y
+    return torch.nn.functional.linear(x, weight, *(b.to(x.dtype) for b in bias))
 
 
 def _convolution_options(a: Attributes) -> tuple:
