@@ -99,9 +99,9 @@ class Nest:
         return self.s.k_chunks * self.c.batch * self.s.groups
 
     def phases(self) -> list[parallel.Phase]:
-        phases = [parallel.Phase(self.planes * self.units, self.s.threads, self._emit)]
+        phases = [parallel.Phase(self.planes * self.units, self.s.threads, ints.pooled(self._emit))]
         if self.s.k_chunks > 1:
-            phases.append(parallel.Phase(self.c.batch * self.c.m, self.s.threads, self._emit_sum))
+            phases.append(parallel.Phase(self.c.batch * self.c.m, self.s.threads, ints.pooled(self._emit_sum)))
         return phases
 
     def _emit(self, region: parallel.Region) -> None:
@@ -206,7 +206,7 @@ class Nest:
     def _rows_of_tile(self, frame: Frame, m: tuple[Int, Int], n: Int, n_end: Int) -> None:
         element = self.c.accumulator
         count = ints.sub(n_end, n) if self.c.n % self.nc else self.nc
-        with build.loop(ints.value(m[0]), ints.value(m[1]), ln.i64(1)) as row:
+        with build.loop(ints.value(m[0]), ints.value(m[1]), ints.value(1)) as row:
             start = ints.offset_pointer(self.tile_buffer, ints.mul(ints.sub(row, m[0]), self.pitch), element)
 
             def load(j: Int, lanes: int) -> Value:
@@ -260,9 +260,9 @@ class Nest:
         pointer = ints.offset_pointer(source.pointer, start, source.access.element)
         k_stride: Int = source.depth_stride() or 0
         if self.rhs_edge:
-            whole = ln.cmpi("sle", ints.value(ints.add(n, self.columns)), ln.i64(self.c.n))
+            whole = ln.cmpi("sle", ints.value(ints.add(n, self.columns)), ints.value(self.c.n))
             pointer = ln.select(whole, pointer, self.rhs_buffer)
-            k_stride = ln.select(whole, ln.i64(k_stride), ln.i64(self.columns))
+            k_stride = ln.select(whole, ints.value(k_stride), ints.value(self.columns))
         return Panel(pointer, source.access.element, k_stride, ahead=self.s.prefetch)
 
     def _prefetch(self, frame: Frame, m: Int, n: Int) -> None:

@@ -118,7 +118,7 @@ def _emit_stage(
 def _walk(
     begin: Int, end: Int, stride: int, carried: list[Value], step: Callable[[Value, list[Value]], list[Value]]
 ) -> list[Value]:
-    return build.loop_carrying(ints.value(begin), ints.value(end), ln.i64(stride), carried, step)
+    return build.loop_carrying(ints.value(begin), ints.value(end), ints.value(stride), carried, step)
 
 
 def _fill(c: Contraction, generic: Generic, number: int) -> Value:

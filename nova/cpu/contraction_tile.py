@@ -111,7 +111,7 @@ class TileSink:
             ln.store(value, ints.offset_pointer(self.buffer, i * tile.lanes, element))
         rows = ints.minimum(tile.rows, ints.sub(c.m, m)) if c.m % tile.rows else tile.rows
         columns = ints.minimum(tile.columns, ints.sub(c.n, n)) if c.n % tile.columns else tile.columns
-        with build.loop(ln.i64(0), ints.value(rows), ln.i64(1)) as row:
+        with build.loop(ints.value(0), ints.value(rows), ints.value(1)) as row:
             at = ints.add(m, row)
             spilled = ints.offset_pointer(self.buffer, ints.mul(row, tile.columns), element)
 

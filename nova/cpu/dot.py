@@ -38,7 +38,7 @@ class DotNest:
         return -(-self.c.n // self.s.unit)
 
     def phases(self) -> list[parallel.Phase]:
-        return [parallel.Phase(self.c.batch * self.units, self.s.threads, self._emit)]
+        return [parallel.Phase(self.c.batch * self.units, self.s.threads, ints.pooled(self._emit))]
 
     def _emit(self, region: parallel.Region) -> None:
         c = self.c
@@ -51,7 +51,7 @@ class DotNest:
             end = ints.minimum(ints.add(start, self.s.unit), c.n)
             with ints.loop(start, end, self.strip) as n:
                 count = ints.minimum(self.strip, ints.sub(end, n))
-                with build.loop(ln.i64(0), ints.value(count), ln.i64(self.columns)) as j:
+                with build.loop(ints.value(0), ints.value(count), ints.value(self.columns)) as j:
                     self._group(frame, ints.add(n, j), j, buffer)
                 for row in range(c.m):
                     self._outputs(frame, row, n, count, buffer)
@@ -83,13 +83,13 @@ class DotNest:
         zeros = [ln.constant(ln.vector_type(element, lanes), 0.0)] * (c.m * self.columns)
         main = c.k // lanes * lanes
         sums = build.loop_carrying(
-            ln.i64(0), ln.i64(main), ln.i64(lanes), zeros, lambda k, carried: step(k, carried, lanes)
+            ints.value(0), ints.value(main), ints.value(lanes), zeros, lambda k, carried: step(k, carried, lanes)
         )
         totals = [_sum_each(sums[r * self.columns : (r + 1) * self.columns], lanes) for r in range(c.m)]
         if c.k != main:
             scalars = [ln.lane(t, i) if ln.lanes_of(t.type) else t for t in totals for i in range(self.columns)]
             scalars = build.loop_carrying(
-                ln.i64(main), ln.i64(c.k), ln.i64(1), scalars, lambda k, carried: step(k, carried, 0)
+                ints.value(main), ints.value(c.k), ints.value(1), scalars, lambda k, carried: step(k, carried, 0)
             )
             groups = [scalars[r * self.columns : (r + 1) * self.columns] for r in range(c.m)]
             totals = [ln.from_lanes(group) if len(group) > 1 else group[0] for group in groups]

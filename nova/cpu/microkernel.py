@@ -125,4 +125,4 @@ def _loop(begin: Int, end: Int, stride: int, carried: list[Value], body) -> list
             return carried
         if end - begin <= stride:
             return body(begin, carried)
-    return build.loop_carrying(ints.value(begin), ints.value(end), ln.i64(stride), carried, body)
+    return build.loop_carrying(ints.value(begin), ints.value(end), ints.value(stride), carried, body)

@@ -103,7 +103,7 @@ def panels(source: Source, block: Block) -> None:
         elif block.limit % block.width == 0:  # blocks start and end at multiples of width: every panel is full
             fast(source, panel)
         else:
-            full = ln.cmpi("sle", ints.value(ints.add(place, block.width)), ln.i64(block.limit))
+            full = ln.cmpi("sle", ints.value(ints.add(place, block.width)), ints.value(block.limit))
             branch = scf.IfOp(full, has_else=True)
             with ir.InsertionPoint(branch.then_block):
                 fast(source, panel)
