@@ -83,6 +83,7 @@ class Binding:
         self._located: dict[Source, int | None] = {}
         self.weak: dict[int, Any] = {}  # nodes that are held by weak references
         self.on_death: Callable[[], None] = lambda: None
+        self.effects: Any = None  # replay.Effects, made for this binding
         self._done: set[int] = set()
         self._fixed: set[int] = set()  # nodes whose object is the same on every call
         self._generate()
@@ -400,7 +401,7 @@ class Binding:
         self.watch = native.make_watch(self.dicts, self.lists, tensors, grads, self.use_native)
         self.space["stable"] = self.watch.tensors
         if isinstance(self.watch, native.NativeWatch) and self.watch.tables is None:
-            self.space["watch"], self.space["state_address"] = self.watch._watch, self.watch.address
+            self.space["watch"], self.space["state_address"] = self.watch.native, self.watch.address
             check = "watch(state_address)"
         else:
             self.space["watch"], check = self.watch.check, "watch()"
@@ -559,7 +560,8 @@ class Binding:
         return self._shared(self._live_groups(tensors), tensors) == self._expected_live
 
     def _scalars(self) -> None:
-        names, self.late = [], []
+        names: list[str] = []
+        self.late: list[tuple[int, int, Source]] = []  # numbers read after host effects: position, phase, source
         for spec in self.signature.inputs:
             if spec.role != "scalar":
                 continue

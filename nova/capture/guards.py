@@ -295,7 +295,7 @@ class Builder:
 
     def _fill_call(self, index: int, node: Node, roots: Roots) -> None:
         node.keys = (len(roots.args), tuple(roots.kwargs))
-        items = [(("arg", i), value) for i, value in enumerate(roots.args)]
+        items: list[tuple[Step, Any]] = [(("arg", i), value) for i, value in enumerate(roots.args)]
         items += [(("kwarg", name), value) for name, value in roots.kwargs.items()]
         self._fill_slots(index, node, [*items, (("function", ""), roots.function)])
 

@@ -45,14 +45,14 @@ class Interpreted:
             results = self._evaluate(values)
             results = [result.clone() for result in results]  # an output may be an input that another output replaces
             fresh = []
-            for spec, result in zip(self.signature.outputs, results, strict=True):
-                if spec.kind == "state":
-                    assert spec.input is not None
-                    values[spec.input].copy_(result)
-                elif spec.strides is not None and result.stride() != tuple(spec.strides):
-                    fresh.append(torch.empty_strided(result.shape, spec.strides, dtype=result.dtype).copy_(result))
+            for output, result in zip(self.signature.outputs, results, strict=True):
+                if output.kind == "state":
+                    assert output.input is not None
+                    values[output.input].copy_(result)
+                elif output.strides is not None and result.stride() != tuple(output.strides):
+                    fresh.append(torch.empty_strided(result.shape, output.strides, dtype=result.dtype).copy_(result))
                 else:
-                    fresh.append(_dense(result) if spec.strides is None else result)
+                    fresh.append(_dense(result) if output.strides is None else result)
         return fresh
 
     def _evaluate(self, inputs: Sequence[Any]) -> list[torch.Tensor]:

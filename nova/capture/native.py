@@ -507,7 +507,7 @@ class NativeWatch:
     ):
         functions = _functions()
         assert functions is not None
-        self._watch = functions[0]
+        self.native = functions[0]
         self.tables = None if dict_tags() else Tables(dicts)
         self.dicts, self.lists, self.tensors, self.grads = dicts, lists, tensors, grads
         self.items = [list(found) for found in lists]
@@ -532,7 +532,8 @@ class NativeWatch:
         self._fill()
 
     def _pack_tensors(self) -> None:
-        starts, flat = [], []
+        starts: list[int] = []
+        flat: list[int] = []
         self._classes = {type(tensor) for tensor in self.tensors}
         for index, (tensor, grad) in enumerate(zip(self.tensors, self.grads, strict=True)):
             self._tensors[index] = id(tensor)
@@ -562,7 +563,7 @@ class NativeWatch:
         """0, or (index << 3) | kind of the first thing that changed."""
         if self.tables is not None and (index := self.tables.changed()) is not None:
             return index << 3 | DICT
-        return self._watch(self.address)
+        return self.native(self.address)
 
     def accept_dict(self, index: int) -> None:
         """Takes the dictionary as it is now for unchanged."""
@@ -657,14 +658,18 @@ class LiveCheck:
             self._python = [python_record(t, grad, pointer=False) for t, grad in zip(tensors, grads, strict=True)]
             self.check = self._check_python
             return
-        starts, flat = [], []
+        starts: list[int] = []
+        flat: list[int] = []
         for tensor, grad in zip(tensors, grads, strict=True):
             starts.append(len(flat))
             flat += record(tensor, grad, pointer=False)
         self._records, self._starts = _array(flat), _array(starts)
-        live, count = functions[1], len(tensors)
-        records, where = ctypes.addressof(self._records), ctypes.addressof(self._starts)
-        self.check = lambda found, keep=self: live(found, count, records, where)
+        self._native = functions[1]
+        self._where = len(tensors), ctypes.addressof(self._records), ctypes.addressof(self._starts)
+        self.check = self._check_native
+
+    def _check_native(self, found: list[Any]) -> int:
+        return self._native(found, *self._where)
 
     def _check_python(self, found: list[Any]) -> int:
         for index, (tensor, want) in enumerate(zip(found, self._python, strict=True)):

@@ -24,6 +24,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -132,7 +133,7 @@ class Snapshot:
     def _take_module(self, reached: Reached, obj: torch.nn.Module) -> None:
         self._table(reached, obj.__dict__, lambda name: ("attr", name))
         for table, kind in MODULE_TABLES.items():
-            self._table(reached, getattr(obj, table), lambda name, kind=kind: (kind, name))
+            self._table(reached, getattr(obj, table), partial(_step, kind))
 
     def _take_object(self, reached: Reached, obj: Any) -> None:
         if hasattr(obj, "__dict__"):
@@ -227,8 +228,11 @@ class Snapshot:
             if _cell_value(cell) is not was and was is not MISSING:
                 cell.cell_contents = was
         for _, cls, before in self._classes:
-            for change in list(_table_changes(_, before, vars(cls), lambda name: ("static", name))):
-                _put(lambda n, v, c=cls: setattr(c, n, v), lambda n, c=cls: delattr(c, n), change)
+            for change in list(_table_changes(_, before, vars(cls), partial(_step, "static"))):
+                if change.before is MISSING:
+                    delattr(cls, change.step[1])
+                else:
+                    setattr(cls, change.step[1], change.before)
         for _, obj, before in self._slots:
             if isinstance(obj, types.FunctionType):
                 _restore_entries(obj.__globals__, before)
@@ -270,19 +274,14 @@ def _restore_entries(table: dict[str, Any], before: dict[str, Any]) -> None:
             table[name] = value
 
 
-def _put(set_: Callable[[str, Any], None], delete: Callable[[str], None], change: Change) -> None:
-    name = change.step[1]
-    if change.before is MISSING:
-        delete(name)
-    else:
-        set_(name, change.before)
+def _step(kind: str, name: Any) -> Step:
+    return kind, name
 
 
 def _iterator_position(iterator: Any) -> Any:
     """Something that changes when an iterator moves on."""
-    frame = getattr(iterator, "gi_frame", MISSING)
-    if frame is not MISSING:
-        return None if frame is None else frame.f_lasti
+    if hasattr(iterator, "gi_frame"):
+        return None if iterator.gi_frame is None else iterator.gi_frame.f_lasti
     try:
         return iterator.tell() if hasattr(iterator, "tell") else iterator.__length_hint__()
     except Exception:

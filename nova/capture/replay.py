@@ -173,7 +173,7 @@ class Effects:
         return self.builder.sources
 
     def _compile(self, effect: dict[str, Any]) -> Run:
-        source: Source = effect.get("target", effect.get("param"))
+        source: Source = effect["target"] if "target" in effect else effect["param"]
         place, objs = self.locate(source), self.objs
 
         def target(find: Callable[[Source], Any]) -> Any:
@@ -223,7 +223,7 @@ class Effects:
         """A number of a parameter group that the step itself sets; one in a tuple replaces the tuple."""
         cast = {"int": int, "float": float}[kind]
         owner = Source(source.root, source.key, source.path[:-1])
-        key = source.path[-1][1]
+        key: Any = source.path[-1][1]
 
         def assign(fresh: Any, inputs: Any, known: Any, find: Any) -> None:
             table, number = find(owner), cast(value(fresh, inputs, known))

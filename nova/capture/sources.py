@@ -28,13 +28,14 @@ import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from nova.capture.bytecode import names
 from nova.capture.signature import Source
 
+T = TypeVar("T")
 NODE_LIMIT = 100_000
 Step = tuple[str, Any]
 
@@ -78,8 +79,12 @@ def is_user_function(obj: Any) -> bool:
     return isinstance(obj, types.FunctionType) and is_user_code(obj.__code__, obj.__globals__)
 
 
-@functools.cache
-def is_user_class(cls: type) -> bool:
+def once_a_class(function: Callable[[Any], T]) -> Callable[[Any], T]:
+    return functools.cache(function)
+
+
+@once_a_class
+def is_user_class(cls: Any) -> bool:
     """Whether a class is defined in the user's code (its methods run when a step is captured)."""
     module = sys.modules.get(cls.__module__)
     filename = getattr(module, "__file__", None)
@@ -138,12 +143,12 @@ _KINDS: dict[type, str] = {
     functools.partial: "partial",
     type: "class",
 }
-_BASES: tuple[tuple[type, str], ...] = (
+_BASES: tuple[tuple[Any, str], ...] = (
     (dict, "dict"),
     (list, "list"),
     (tuple, "tuple"),
     (deque, "list"),
-    ((set, frozenset), "set"),  # type: ignore[arg-type]
+    ((set, frozenset), "set"),
     (types.FunctionType, "function"),
     (types.MethodType, "method"),
     (functools.partial, "partial"),
@@ -157,8 +162,8 @@ def is_plain(obj: Any) -> bool:
     return kind == "plain" or (kind == "tuple" and all(map(is_plain, obj)))
 
 
-@functools.cache
-def slot_names(cls: type) -> tuple[str, ...]:
+@once_a_class
+def slot_names(cls: Any) -> tuple[str, ...]:
     """Names of `__slots__` of user classes."""
     found: list[str] = []
     for base in cls.__mro__:

@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def stored(key: str) -> Iterator[tuple[str, Callable[[], tuple[CapturedStep, Gua
     if entry is None:
         return
     for digest, text in entry.meta.get("variants", {}).items():
-        yield digest, lambda text=text: _decode(text)
+        yield digest, partial(_decode, text)
 
 
 def _decode(text: str) -> tuple[CapturedStep, GuardSet, list[Source]]:
@@ -131,7 +132,7 @@ def _create_state(guards: GuardSet, roots: Roots) -> list[Callable[[], None]]:
             scaler = _node_object(guards, index, roots)
             if isinstance(scaler, torch.amp.GradScaler) and scaler._scale is None:
                 scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
-                undo.append(lambda scaler=scaler: scaler.__dict__.update(_scale=None, _growth_tracker=None))
+                undo.append(partial(scaler.__dict__.update, _scale=None, _growth_tracker=None))
     return undo
 
 
@@ -168,8 +169,9 @@ def _create_optimizer_state(optimizer: torch.optim.Optimizer, wanted: list[str])
         for p in params:
             p.grad = p.detach()  # only looked at: it says that the parameter takes part
         try:
-            lists = [name for name in inspect.signature(optimizer._init_group).parameters if name != "group"]
-            optimizer._init_group(settings, *([] for _ in lists))  # type: ignore[attr-defined]
+            create: Any = optimizer._init_group  # type: ignore[attr-defined]
+            lists = [name for name in inspect.signature(create).parameters if name != "group"]
+            create(settings, *([] for _ in lists))
             if isinstance(optimizer, torch.optim.SGD) and settings["momentum"] != 0:
                 for p in params:
                     zeros = torch.zeros_like(p, memory_format=torch.preserve_format)
@@ -177,5 +179,5 @@ def _create_optimizer_state(optimizer: torch.optim.Optimizer, wanted: list[str])
         finally:
             for p, grad in zip(params, grads, strict=True):
                 p.grad = grad
-        undo += [lambda p=p: optimizer.state.pop(p, None) for p in params]
+        undo += [partial(optimizer.state.pop, p, None) for p in params]
     return undo
