@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -243,3 +244,46 @@ def test_partial_reductions_over_tiles(shape: tuple[int, int, int, int], logits:
     assert all(
         torch.equal(x, y) for x, y in zip(results, run_kernel(text, [x, w, bias, labels], threads=1), strict=True)
     )
+
+
+def test_operands_and_results_are_slices() -> None:
+    """A = x[:, 1, 2:], B = every second row of w, and the result fills columns 3 .. 3 + n of a wider tensor."""
+    m, n, k = 10, 21, 12
+    text = f"""
+#a = affine_map<(d0, d1, d2) -> (d0, d2)>
+#b = affine_map<(d0, d1, d2) -> (d1, d2)>
+#c = affine_map<(d0, d1, d2) -> (d0, d1)>
+func.func private @k(%x: tensor<{m}x3x{k + 2}xf32>, %w: tensor<{2 * n}x{k}xf32>,
+                     %o: tensor<{m}x{n + 5}xf32> {{nova.out}}) -> tensor<{m}x{n + 5}xf32>
+    attributes {{nova.kernel = "contraction", nova.inplace = [], nova.dims = array<i64: {m}, {n}, {k}>}} {{
+  %zero = arith.constant 0.0 : f32
+  %a = tensor.extract_slice %x[0, 1, 2] [{m}, 1, {k}] [1, 1, 1]
+      : tensor<{m}x3x{k + 2}xf32> to tensor<{m}x{k}xf32>
+  %b = tensor.extract_slice %w[0, 0] [{n}, {k}] [2, 1] : tensor<{2 * n}x{k}xf32> to tensor<{n}x{k}xf32>
+  %e = tensor.empty() : tensor<{m}x{n}xf32>
+  %init = linalg.fill ins(%zero : f32) outs(%e : tensor<{m}x{n}xf32>) -> tensor<{m}x{n}xf32>
+  %acc = linalg.generic {{indexing_maps = [#a, #b, #c], iterator_types = ["parallel", "parallel", "reduction"]}}
+      ins(%a, %b : tensor<{m}x{k}xf32>, tensor<{n}x{k}xf32>) outs(%init : tensor<{m}x{n}xf32>)
+      attrs = {{dims = array<i64: 0, 1, 2>, nova.contraction}} {{
+  ^bb0(%l: f32, %r: f32, %s: f32):
+    %p = arith.mulf %l, %r : f32
+    %t = arith.addf %s, %p : f32
+    linalg.yield %t : f32
+  }} -> tensor<{m}x{n}xf32>
+  %r = tensor.insert_slice %acc into %o[0, 3] [{m}, {n}] [1, 1] : tensor<{m}x{n}xf32> into tensor<{m}x{n + 5}xf32>
+  return %r : tensor<{m}x{n + 5}xf32>
+}}"""
+    x, w = torch.randn(m, 3, k + 2), torch.randn(2 * n, k)
+    out = torch.full((m, n + 5), 7.0)
+    load_kernel(text).call([x, w], [out])
+    torch.testing.assert_close(out[:, 3 : 3 + n], x[:, 1, 2:] @ w[::2].T, rtol=1e-5, atol=1e-5)
+    assert (out[:, :3] == 7).all() and (out[:, 3 + n :] == 7).all()
+
+
+def test_heads_of_one_packed_buffer() -> None:
+    """tests/ir/fusion/examples: q @ k^T from a [B, T, 3, H, D] buffer in bf16, slices and head split in the access."""
+    text = (Path(__file__).parents[1] / "ir/fusion/examples/matmul_transposed.mlir").read_text()
+    qkv = torch.randn(4, 256, 3, 12, 64).bfloat16()
+    (result,) = run_kernel(text, [qkv])
+    q, k = (qkv[:, :, i].float().transpose(1, 2) for i in (0, 1))
+    torch.testing.assert_close(result, (q @ k.transpose(-1, -2)).bfloat16(), rtol=2**-7, atol=1e-3)
