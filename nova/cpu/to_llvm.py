@@ -45,6 +45,10 @@ def _pass_manager(extra: tuple[str, ...]) -> mlir.passmanager.PassManager:
 
 def lower_to_llvm_ir(module: ir.Module) -> str:
     """Lowers `module` in place to the llvm dialect and returns LLVM IR text."""
+    try:  # the one check of what an emitter made; translation aborts the process on some invalid IR
+        module.operation.verify()
+    except mlir.ir.MLIRError as error:
+        raise CompileError(f"an emitter made IR that does not verify: {error}") from error
     names = _operation_names(module) - {f"vector.{op}" for op in PLAIN_VECTOR}
     wanted = [passes for marker, passes in PASSES_FOR.items() if any(name.startswith(marker) for name in names)]
     extra = tuple(dict.fromkeys(p for passes in wanted for p in passes))

@@ -263,7 +263,7 @@ def _wants_dot(p: ContractionProblem) -> bool:
 
 
 def _dot(p: ContractionProblem, target: CpuTarget, lanes: int) -> ContractionSchedule:
-    columns = max(c for c in (1, 2, 4, 8) if p.m * c <= 12 or c == 1)
+    columns = max(c for c in (1, 2, 4, 8) if (p.m * c <= 12 and c <= lanes) or c == 1)
     bandwidth = target.core_bandwidth * (4 if p.bytes < target.l3 else 1)
     serial = max(p.bytes / bandwidth, p.flops / target.core_peak(p.accumulate) / 0.6)
     reasons = [f"{p.m} rows against contiguous k: dot products, {p.m}x{columns} accumulators along k, nothing packed"]

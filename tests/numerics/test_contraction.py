@@ -131,6 +131,12 @@ def test_few_rows(spec: str, m: int) -> None:
     check(Case(spec, {"m": m, "n": 64, "k": 64}, dtype="bf16"))
 
 
+def test_few_rows_in_double_precision() -> None:
+    """Four lanes a vector: fewer dot products side by side than in single precision."""
+    check(Case("mk,nk->mn", {"m": 1, "n": 33, "k": 65}, dtype="f64"))
+    check(Case("mk,nk->mn", {"m": 2, "n": 33, "k": 65}, dtype="f64"))
+
+
 def test_matrix_times_vector() -> None:
     check(Case("nk,k->n", {"n": 50, "k": 65}))
     check(Case("kn,k->n", {"n": 50, "k": 65}))

@@ -149,3 +149,14 @@ def test_what_is_not_a_kernel_is_refused(text: str, message: str) -> None:
 def test_llvm_errors_are_nova_errors() -> None:
     with pytest.raises(CompileError, match="LLVM refused"):
         to_llvm.compile_object("define void @f( {", targets.host())
+
+
+def test_invalid_ir_of_an_emitter_is_a_nova_error() -> None:
+    """A shuffle of lanes that are not there: translation to LLVM would abort the process."""
+
+    def emit(region: parallel.Region) -> None:
+        value = ln.constant(ln.vector_type(ln.f32(), 4), 1.0)
+        ln.store(ln.shuffle(value, value, range(4, 12)), region.pointers[1])
+
+    with pytest.raises(CompileError, match="does not verify"):
+        kernel([parallel.Phase(1, 1, emit)])
