@@ -43,7 +43,7 @@ def lower(func_op: ir.OpView, target: CpuTarget) -> tuple[ir.Module, int]:
     phases = []
     if any(g.dims for g in kernel.generics):
         phases.append(parallel.Phase(_tasks, target.cores, lambda r: _emit_elements(kernel, table, slots, r, target)))
-    if any(not g.dims and any(o.stores for o in g.outputs) for g in kernel.generics):
+    if any(_stores_scalars(g) for g in kernel.generics):
         phases.append(parallel.Phase(1, 1, lambda r: _emit_scalars(kernel, table, slots, r, target)))
     return parallel.emit_kernel(kernel.name, [], phases), workspace.bytes
 
@@ -122,6 +122,11 @@ def _needed(kernel: Kernel, roots: list[Generic]) -> list[Generic]:
     return [g for g in kernel.generics if g.number in wanted]
 
 
+def _stores_scalars(generic: Generic) -> bool:
+    """Whether it writes something once a tensor: a scalar, or a reduction that is itself a result of the kernel."""
+    return (not generic.dims or generic.is_reduction) and any(o.stores for o in generic.outputs)
+
+
 def _nest(kernel: Kernel, generics: list[Generic]) -> Nest:
     nest = Nest(generics, [], None)
     schedule_steps(kernel, nest)
@@ -197,7 +202,7 @@ def _emit_scalars(
     kernel: Kernel, table: _Table, slots: dict[Key, parallel.Slot], region: parallel.Region, target: CpuTarget
 ) -> None:
     """Per tensor: joins the partials of its reductions, then computes and stores its scalars."""
-    roots = [g for g in kernel.generics if not g.dims and any(o.stores for o in g.outputs)]
+    roots = [g for g in kernel.generics if _stores_scalars(g)]
     scalars = [g for g in _needed(kernel, roots) if not g.dims]
     nest = _nest(kernel, scalars)
     n, numel = _head(region.args)
@@ -216,8 +221,9 @@ def _emit_scalars(
                     pointer = ln.address(pointer, t, ir.RankedTensorType(kernel.types[p]).element_type)
             emitter.storage.arguments.append(pointer)
         first, last = carried[0], ln.addi(carried[0], _load_i64(numel, t))
-        emitter.row_values = {key: _join(emitter, kernel, key, workspace, slot, t, first, last, chunk)
-                              for key, slot in slots.items()}  # fmt: skip
+        for key, slot in slots.items():
+            total = _join(emitter, kernel, key, workspace, slot, t, first, last, chunk)
+            emitter.finish_row_value(key, kernel.generics[key[0]].outputs[key[1]], total)
         for step in nest.steps:
             emitter.emit_step(step)
         return [last]

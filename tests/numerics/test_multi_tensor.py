@@ -130,6 +130,28 @@ module {
 """
 )
 
+# the reduction itself is the result; its start is not the identity of the combination
+LARGEST = (
+    MAPS
+    + """
+module {
+  func.func private @largest(%x: tensor<?xf32> {nova.list}, %o: tensor<f32> {nova.out, nova.element}) -> tensor<f32>
+      attributes {nova.kernel = "multi_tensor", nova.dims = array<i64: -9223372036854775808>, nova.inplace = []} {
+    %zero = arith.constant 0.0 : f32
+    %f = linalg.fill ins(%zero : f32) outs(%o : tensor<f32>) -> tensor<f32>
+    %s = linalg.generic {indexing_maps = [#i, #i0], iterator_types = ["reduction"]}
+        ins(%x : tensor<?xf32>) outs(%f : tensor<f32>) attrs = {dims = array<i64: 0>} {
+    ^bb0(%a: f32, %acc: f32):
+      %q = math.absf %a : f32
+      %t = arith.maximumf %acc, %q : f32
+      linalg.yield %t : f32
+    } -> tensor<f32>
+    return %s : tensor<f32>
+  }
+}
+"""
+)
+
 
 def call(kernel: Loaded, count: int, numel: Sequence[int], tensors: Sequence[torch.Tensor], threads: int) -> None:
     """args: n, numel, pointers in call order, workspace."""
@@ -211,6 +233,17 @@ def test_norms_are_exact_enough_and_independent_of_threads() -> None:
     assert torch.equal(results[0], results[1])
     want = torch.stack([x.double().norm() for x in xs])
     torch.testing.assert_close(results[0].double(), want, rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_reduction_may_be_the_result(threads: int) -> None:
+    kernel = load_kernel(LARGEST)
+    xs = [torch.randn(s) for s in [*SIZES, [300000]]]
+    xs[2][3, 1], xs[5][39999] = math.nan, -math.inf
+    out = torch.full((len(xs),), -1.0)
+    call(kernel, len(xs), [x.numel() for x in xs], [*xs, out], threads)
+    want = torch.stack([x.abs().max() if x.numel() else torch.tensor(0.0) for x in xs])
+    torch.testing.assert_close(out, want, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("count", [0, 1, 500])
