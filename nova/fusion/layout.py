@@ -10,10 +10,9 @@ original shape serves, with linear maps, or in the last resort one dimension.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from nova.fusion.kernel import Expr, Index, Kernel, Linear, Tensor, expr, load
-
+from nova.fusion.kernel import Expr, Index, Kernel, Linear, Tensor, binary, const, expr, load
 
 # --- merging loops ------------------------------------------------------------------------------------------------------
 
@@ -170,12 +169,15 @@ def assign_shapes(kernel: Kernel) -> None:
             elif node.op == "tensor.extract":
                 captured.add(node.attr)
     table: dict[tuple[Tensor, Linear], Index] = {}
+    reshaped: dict[Tensor, tuple[int, ...]] = {}
     for tensor, items in accesses.items():
         if -1 in tensor.shape:  # one tensor of a multi-tensor kernel: any size
             for item in items:
                 table[tensor, item] = (item,) if item.terms else ()
             continue
         shape, indices = choose_shape(tensor, list(dict.fromkeys(items)), kernel.loops, tensor in captured)
+        if tensor in captured and shape != tensor.shape:
+            reshaped[tensor] = tensor.shape
         tensor.shape = shape
         for item, index in indices.items():
             table[tensor, item] = index
@@ -184,6 +186,9 @@ def assign_shapes(kernel: Kernel) -> None:
         if node.op == "load" and node.attr[0].kind != "local":
             tensor, (item,) = node.attr
             return load(tensor, table[tensor, item])
+        if node.op == "tensor.extract" and node.attr in reshaped:
+            tensor = node.attr
+            return expr(node.op, reshaped_indices(node.args, reshaped[tensor], tensor.shape), node.type, tensor)
         return None
 
     for op in kernel.ops:
@@ -196,26 +201,42 @@ def assign_shapes(kernel: Kernel) -> None:
 def choose_shape(
     tensor: Tensor, items: list[Linear], sizes: list[int], captured: bool = False
 ) -> tuple[tuple[int, ...], dict[Linear, Index]]:
-    """A shape for the buffer, and the index of each access in it."""
+    """A shape for the buffer, and the index of each access in it.
+
+    A captured tensor is also indexed by computed positions, so it keeps its shape if it can.
+    """
     numel = tensor.numel
     original = row_major(tensor.shape)
     candidates: list[list[int]] = []
-    if not captured and numel:
+    if numel:
         strides = {abs(c) for item in items for loop, c in item.terms if sizes[loop] > 1} | {1}
         chain = sorted((s for s in strides if s < numel or numel == 1), reverse=True)
-        if numel == 1 and not any(item.terms for item in items):
+        if numel == 1 and not captured and not any(item.terms for item in items):
             return (), {item: () for item in items}
         if all(a % b == 0 for a, b in zip([numel, *chain], chain, strict=False)):
             candidates.append(chain)
-    candidates.append(original)
-    if not captured:
-        candidates.append([1])
+    candidates.insert(0 if captured else len(candidates), original)
+    candidates.append([1])
     for chain in candidates:
         shape = tensor.shape if chain is original else _extents(numel, chain)
         indices = {item: _in_shape(item, chain, shape, sizes) for item in items}
         if all(index is not None for index in indices.values()):
             return shape, indices  # type: ignore[return-value]
     raise AssertionError(f"no shape for {tensor} with accesses {items}")
+
+
+def reshaped_indices(indices: Sequence[Expr], shape: Sequence[int], target: Sequence[int]) -> list[Expr]:
+    """Indices into a buffer of shape `target` for indices of its reshape to `shape`."""
+    flat = const(0, "index")
+    for index, size in zip(indices, shape, strict=True):
+        flat = binary("arith.addi", binary("arith.muli", flat, const(size, "index")), index)
+    if len(target) == 1:
+        return [flat]
+    result: list[Expr] = []
+    for size in reversed(target):
+        result.append(binary("arith.remui", flat, const(max(1, size), "index")))
+        flat = binary("arith.divui", flat, const(max(1, size), "index"))
+    return result[::-1]
 
 
 def row_major(shape: tuple[int, ...]) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from nova.fusion import scalars
 from nova.fusion.kernel import Expr, Linear, Out, binary, compare, const, convert_float, expr, linear, load, select
+from nova.fusion.layout import reshaped_indices
 from nova.fusion.lowering import Lowering, lowers
 from nova.fusion.records import Op, Value
 from nova.fusion.rules import equal_pieces
@@ -47,20 +48,8 @@ def extract(low: Lowering, value: Value, indices: Sequence[Expr]) -> Expr:
         source = source.op.operands[0]
     tensor = low.tensors[source]
     if source.shape != value.shape:
-        indices = _reshaped(indices, value.shape, source.shape)
+        indices = reshaped_indices(indices, value.shape, source.shape)
     return expr("tensor.extract", indices, tensor.dtype, tensor)
-
-
-def _reshaped(indices: Sequence[Expr], shape: Sequence[int], target: Sequence[int]) -> list[Expr]:
-    """Indices into a buffer of shape `target` for indices of its reshape to `shape`."""
-    flat = const(0, "index")
-    for index, size in zip(indices, shape, strict=True):
-        flat = binary("arith.addi", binary("arith.muli", flat, const(size, "index")), index)
-    result: list[Expr] = []
-    for size in reversed(target):
-        result.append(binary("arith.remui", flat, const(max(1, size), "index")))
-        flat = binary("arith.divui", flat, const(max(1, size), "index"))
-    return result[::-1]
 
 
 @lowers("take")
