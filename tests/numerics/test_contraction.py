@@ -293,3 +293,13 @@ def test_heads_of_one_packed_buffer() -> None:
     (result,) = run_kernel(text, [qkv])
     q, k = (qkv[:, :, i].float().transpose(1, 2) for i in (0, 1))
     torch.testing.assert_close(result, (q @ k.transpose(-1, -2)).bfloat16(), rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.parametrize("bits", [128, 512])
+@pytest.mark.parametrize("spec", LAYOUTS)
+def test_other_vector_widths(spec: str, bits: int) -> None:
+    """LLVM splits or joins vectors that this machine lacks, so the code for other CPUs runs here too."""
+    target = dataclasses.replace(targets.host(), vector_bits=bits, registers=32 if bits == 512 else 16)
+    check(Case(spec, {"m": 37, "n": 70, "k": 45}), target=target)
+    check(Case(spec, {"m": 30, "n": 64, "k": 48}, dtype="bf16", epilogue="bias"), target=target)
+    check(Case(spec, {"m": 2, "n": 70, "k": 65}, dtype="f64"), target=target)
