@@ -50,9 +50,9 @@ class Group:
         return None
 
     def _check_loops(self, op: Op, clone: bool) -> str | None:
-        if not self.space.reductions and self.ops and not clone and not self.clones and op.name not in PIECEWISE:
+        if not self.space.reductions and self.ops and not clone and not self.clones:
             first = self.ops[0]
-            if first.name not in PIECEWISE:  # elementwise ops so far: they must share all loops
+            if not any(member.name in PIECEWISE for member in [op, *self.ops]):  # elementwise so far: all loops are shared
                 return None if self._loops(op) == self._loops(first) else self._align(op, first)
         roles = roles_module.find(self.space, self.clones | {op} if clone else self.clones)
         if roles.reason is None and self.ops:

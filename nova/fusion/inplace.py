@@ -10,11 +10,13 @@ that comes after the result (because it uses it) reading the operand again, dire
 from __future__ import annotations
 
 from nova.dialect.types import BYTES
+from nova.fusion import roles
 from nova.fusion.records import Function, Op, Value
 from nova.fusion.rules import CONTRACTIONS, ELEMENTWISE, GATHERS, PIECEWISE, POOLS, RULES
 from nova.fusion.space import VIEWS, Atom, Instance, Space, is_generator
 
 Place = dict[Atom, int]
+TINY = 64  # bytes below which sharing a buffer saves nothing
 
 
 def build_space(function: Function) -> Space:
@@ -40,7 +42,7 @@ def row_major(space: Space, instance: Instance) -> Place:
     return result
 
 
-def pairs(function: Function) -> list[tuple[int, int]]:
+def pairs(function: Function, kind: str = "loops") -> list[tuple[int, int]]:
     """The in-place pairs of a loops or contraction kernel, by operand and result number."""
     if any(op.name in PIECEWISE or op.name not in RULES and op.name not in VIEWS and not is_generator(op) for op in function.ops):
         return []
@@ -55,8 +57,9 @@ def pairs(function: Function) -> list[tuple[int, int]]:
     captured |= {_root(op.operands[0]) for op in function.ops if op.name == "sce"}
     captured |= {_root(op.operands[2]) for op in function.ops if op.name == "sce_merge"}
     found = []
+    late = roles.find(space).after if kind == "loops" else set()
     for number, value in enumerate(function.args):
-        if value in captured:
+        if value in captured or value.bytes <= TINY:
             continue
         instances = [i for i in space.all_inputs if i.base is value]
         places = [space.final_strides(i) for i in instances]
@@ -68,9 +71,55 @@ def pairs(function: Function) -> list[tuple[int, int]]:
             instance = space.outputs.get(output)
             if instance is None or row_major(space, instance) != places[0]:
                 continue
+            if output in late and any(v not in late for op in _readers(function, value) for v in op.results):
+                continue  # the sums grow while rows are still read
             if not _reads_after(function, value, output):
                 found.append((number, result))
+    while not _orderable(function, found):
+        last = max(result for _, result in found)
+        found = [pair for pair in found if pair[1] != last]
     return found
+
+
+def _readers(function: Function, operand: Value) -> list[Op]:
+    """Ops that read an operand, directly or through elementwise ops that may be inlined into them."""
+    tainted = {operand}
+    readers = []
+    for op in function.ops:
+        if not any(v in tainted for v in op.operands):
+            continue
+        if op.name not in VIEWS:
+            readers.append(op)
+        if op.name in ELEMENTWISE or op.name in VIEWS or op.name == "copy":
+            tainted.update(op.results)
+    return readers
+
+
+def _orderable(function: Function, found: list[tuple[int, int]]) -> bool:
+    """Whether one order of the ops lets all pairs hold at once: each result written after all reads of its operands."""
+    if len({result for _, result in found}) < 2:
+        return True
+    after: dict[Op, set[Op]] = {op: set() for op in function.ops}  # op -> ops that come before it
+    for op in function.ops:
+        after[op].update(v.op for v in op.operands if v.op is not None)
+    for operand, result in found:
+        output = function.outputs[result]
+        writer = output.op
+        assert writer is not None
+        behind = {writer}  # what uses the result reads it, not the operand
+        for op in function.ops:
+            if any(v.op in behind for v in op.operands):
+                behind.add(op)
+        after[writer].update(op for op in _readers(function, function.args[operand]) if op not in behind)
+    done: set[Op] = set()
+    waiting = list(function.ops)
+    while waiting:
+        ready = [op for op in waiting if after[op] <= done | {op}]
+        if not ready:
+            return False
+        done.update(ready)
+        waiting = [op for op in waiting if op not in done]
+    return True
 
 
 def _root(value: Value) -> Value:

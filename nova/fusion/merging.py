@@ -167,6 +167,8 @@ def _try_merge(kernel: Kernel, first: int, second: int) -> bool:
     own = a.writes() | b.writes()
     if _reads_overwritten(kernel, b, a.reads(), own) or _reads_overwritten(kernel, a, b.reads() - a.writes(), own):
         return False
+    if _overwrites_early(kernel, a, b):
+        return False
     table = {(out.tensor, out.index): out.value for out in a.outs}
     substitute(b, table)
     joined = Structured(a.loops, a.reduced, [*a.outs, *b.outs], [*a.checks, *b.checks])
@@ -190,6 +192,21 @@ def _reads_overwritten(
         for other in kernel.ops:
             if other.reads() & known:
                 if other is op:
+                    return True
+                known |= other.writes()
+    return False
+
+
+def _overwrites_early(kernel: Kernel, a: Structured, b: Structured) -> bool:
+    """Whether merging would put the write of an in-place result in front of an op that still reads the operand."""
+    own = a.writes() | b.writes()
+    for operand, result in kernel.inplace:
+        if kernel.outs[result] not in own:
+            continue
+        known = set(own)
+        for other in kernel.ops:
+            if other is not a and other is not b and other.reads() & known:
+                if kernel.args[operand] in other.reads():
                     return True
                 known |= other.writes()
     return False

@@ -238,7 +238,7 @@ class Outliner:
 
     def _print(self, kind: str, body: Function) -> None:
         attrs = [f'nova.kernel = "{kind}"']
-        pairs = inplace.pairs(body) if kind in ("loops", "contraction") else []
+        pairs = inplace.pairs(body, kind) if kind in ("loops", "contraction") else []
         attrs.append(f"nova.inplace = [{', '.join(f'array<i64: {a}, {b}>' for a, b in pairs)}]")
         message = raises.message(body)
         if message:

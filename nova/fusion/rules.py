@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from nova.dialect.elementwise import ELEMENTWISE_OPS
 from nova.fusion.records import Op, Value
-from nova.fusion.space import Atom, Dims, Instance, Mismatch, Space
+from nova.fusion.space import VIEWS, Atom, Dims, Instance, Mismatch, Space, is_generator
 
 Rule = Callable[[Space, Op, list[Instance]], list[Dims]]
 RULES: dict[str, Rule] = {}
@@ -296,15 +296,13 @@ def _convolution_backward_weight(space: Space, op: Op, operands: list[Instance])
 
 
 def in_memory(space: Space, value: Value) -> None:
-    """A tensor that is indexed by other values must lie in memory, whole."""
-    if value in space.outputs or (value.op is not None and value.op.name != "reshape" and _is_view(space, value)):
+    """A tensor that is indexed by other values must lie in memory, whole; its shape may be another."""
+    while value.op is not None and value.op.name == "reshape" and value not in space.outputs and value not in space.materialised:
+        value = value.op.operands[0]
+    op = value.op
+    view = op is not None and value not in space.materialised and (op.name in VIEWS or is_generator(op))
+    if view or value in space.outputs:
         raise Mismatch("is indexed as a whole, so it must be in memory")
-
-
-def _is_view(space: Space, value: Value) -> bool:
-    from nova.fusion.space import VIEWS, is_generator
-
-    return value not in space.materialised and (value.op.name in VIEWS or is_generator(value.op))  # type: ignore[union-attr]
 
 
 @rule("take")
