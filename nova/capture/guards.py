@@ -132,8 +132,10 @@ class Observed:
     globals: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)  # of the code that ran
     modules: list[torch.nn.Module] = field(default_factory=list)  # modules that were called
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)  # optimizers that stepped
-    numbers: set[tuple[int, Step]] = field(default_factory=set)  # runtime inputs: (id of what holds it, step)
-    unread: set[tuple[int, Step]] = field(default_factory=set)  # numbers and flags that need no guard
+    numbers: set[tuple[int, Any]] = field(
+        default_factory=set
+    )  # runtime inputs: (id of what holds it, step), see `place`
+    unread: set[tuple[int, Any]] = field(default_factory=set)  # numbers and flags that need no guard
     inputs: list[Source] = field(default_factory=list)  # tensors lifted to inputs
     before: dict[tuple[int, Step], Any] = field(default_factory=dict)  # (id(obj), step) -> value before the step
     grads: dict[int, int] = field(default_factory=dict)  # id(tensor) -> GRAD_*; absent: does not matter
@@ -148,6 +150,15 @@ class Observed:
     @property
     def constants(self) -> frozenset[str]:
         return frozenset(c for code in self.codes for c in code.co_consts if isinstance(c, str))
+
+
+def place(roots: Roots, source: Source) -> tuple[int, Any]:
+    """Where a number is: a source is one of several paths to it, the place is one. Tuple items go with its holder."""
+    holder, step = roots.slot(source)
+    if isinstance(holder, tuple) and source.path:
+        above, at = roots.slot(Source(source.root, source.key, source.path[:-1]))
+        return id(above), (at, step)
+    return id(holder), step
 
 
 class Builder:
@@ -261,13 +272,17 @@ class Builder:
         return node_source(self.nodes, index, step)
 
     def _describe(self, value: Any, parent: int, step: Step) -> Descriptor:
+        """What a slot must hold on a later call: what it held before this step changed it."""
+        value = self._before(self.objs[parent], step, value)
+        if value is _MISSING:
+            return ("missing",)
         known = self.index.get(id(value))
         if known is not None and self.objs[known] is value:
             return ("node", known)
         kind = kind_of(value)
         if kind == "plain":
             if type(value) in (float, int):
-                place = id(self.objs[parent]), step
+                place = self._place(parent, step)
                 if place in self.seen.numbers:
                     above = self.nodes[parent]
                     grouped = "group" in (above.kind, self.nodes[above.parent].kind)
@@ -275,13 +290,26 @@ class Builder:
                 if place in self.seen.unread:
                     return ("any",)
             return ("lit", value)
-        if kind == "tuple" and type(value) in (tuple, torch.Size) and is_plain(value) and not self._has_numbers(value):
+        if (
+            kind == "tuple"
+            and type(value) in (tuple, torch.Size)
+            and is_plain(value)
+            and not self._has_numbers(value, parent, step)
+        ):
             return ("lit", value)
         return ("node", self._node(value, kind, parent, step))
 
-    def _has_numbers(self, value: tuple[Any, ...]) -> bool:
+    def _place(self, parent: int, step: Step) -> tuple[int, Any]:
+        """Where a number is. A tuple is replaced as a whole, so its items are named through what holds it."""
+        node = self.nodes[parent]
+        if node.kind == "tuple" and node.parent >= 0:
+            return id(self.objs[node.parent]), (node.step, step)
+        return id(self.objs[parent]), step
+
+    def _has_numbers(self, value: tuple[Any, ...], parent: int, step: Step) -> bool:
         free = self.seen.numbers | self.seen.unread
-        return any((id(value), ("item", i)) in free for i, item in enumerate(value) if type(item) in (float, int))
+        holder = id(self.objs[parent])
+        return any((holder, (step, ("item", i))) in free for i, item in enumerate(value) if type(item) in (float, int))
 
     def _fill_slots(self, index: int, node: Node, items: Iterable[tuple[Step, Any]]) -> None:
         for step, value in items:
@@ -334,9 +362,7 @@ class Builder:
 
     def _fill_object(self, index: int, node: Node, obj: Any) -> None:
         for name, value in attribute_items(obj, self._names_read(obj)):
-            node.slots["attr", name] = (
-                ("missing",) if value is _MISSING else self._describe(value, index, ("attr", name))
-            )
+            node.slots["attr", name] = self._describe(value, index, ("attr", name))
         if is_user_class(type(obj)):
             node.slots["class", ""] = self._describe(type(obj), index, ("class", ""))
 
@@ -346,6 +372,8 @@ class Builder:
         if isinstance(obj, torch.optim.lr_scheduler.LRScheduler):
             read = set(self.attributes) - {"optimizer", "_step_count"}
             return (read | {"_last_lr"} if "get_last_lr" in read else read).__contains__
+        if isinstance(obj, torch.amp.GradScaler):  # its tensors are inputs, and its bookkeeping starts anew each step
+            return {"_enabled", "_growth_factor", "_backoff_factor", "_growth_interval"}.__contains__
         if (self.whole and len(table) <= 64) or hasattr(type(obj), "__dataclass_fields__"):
             return lambda name: True
         read = set(self.attributes)

@@ -29,6 +29,7 @@ from nova.capture.guards import (
     Observed,
     build_guards,
     environment,
+    place,
     restore_environment,
 )
 from nova.capture.python_state import MISSING, Change, Snapshot, Watch
@@ -137,6 +138,15 @@ def _settled(
                 "Read it outside the step, or before scheduler.step()",
                 where,
             )
+    for fact in recording.scalar_guards:
+        if fact.phase and fact.source.root != "const":
+            holder, step = objects.roots.slot(fact.source)
+            if (id(holder), step) in policy.before:
+                raise CaptureError(
+                    f"the step's Python decides on {fact.source} after a scheduler has moved it, which a replay cannot "
+                    "check beforehand. Call scheduler.step() at the end of the step, or outside it",
+                    line,
+                )
     signature.effects += policy.effects()
     seen = Observed(
         codes=set(watch.codes),
@@ -188,13 +198,7 @@ def _set_effect(source: Source, name: str, value: Any) -> dict[str, Any]:
 
 
 def _places(objects: ObjectMap, sources: set[Source]) -> set[tuple[int, Any]]:
-    """Numbers by what holds them: a source is one of several paths, the place is one."""
-    found = set()
-    for source in sources:
-        if source.root != "const":
-            holder, step = objects.roots.slot(source)
-            found.add((id(holder), step))
-    return found
+    return {place(objects.roots, source) for source in sources if source.root != "const"}
 
 
 def _resolve(objects: ObjectMap, recording: Any, source: Source) -> Any:
@@ -215,8 +219,15 @@ class _Policy:
         return self._effects
 
     def allows(self, change: Change) -> bool:
+        allowed = self._allows(change)
+        # State that the first step creates is an input like any later step's: it must exist on the next call.
+        created = (change.before is None or change.before is MISSING) and isinstance(change.after, (torch.Tensor, dict))
+        if not created or change.holder.kind == "tensor":
+            self.before[id(change.holder.obj), change.step] = change.before
+        return allowed
+
+    def _allows(self, change: Change) -> bool:
         holder, (kind, key) = change.holder, change.step
-        self.before[id(holder.obj), change.step] = change.before
         if holder.kind == "tensor":
             if key == "requires_grad":
                 self._effects.append({"kind": "requires_grad", "target": holder.source, "value": change.after})

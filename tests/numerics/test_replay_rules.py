@@ -599,6 +599,45 @@ def test_learning_rate_returned_by_the_step():
     assert case.captures == 1
 
 
+def test_learning_rate_that_a_scheduler_moved_decides():
+    def step_of(model, optimizer):
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            if optimizer.param_groups[0]["lr"] > 0.01:
+                loss = loss * 2
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    refused(step_of, "after a scheduler has moved it")
+
+
+def test_last_learning_rate():
+    def step_of(model, optimizer, before):
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+        def step(x):
+            rate = schedule.get_last_lr()[0] if before else 0.0
+            model(x).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            return torch.tensor(rate if before else schedule.get_last_lr()[0])
+
+        return step
+
+    case = Case(lambda m, o: step_of(m, o, True))
+    for _ in range(3):
+        case.call()  # read before it moves: guarded, so each value is a capture
+    refused(lambda m, o: step_of(m, o, False), "get_last_lr")
+
+
 # ---- refusals: Python that a replay would not run
 
 
