@@ -10,6 +10,7 @@ state that was captured before (train/eval, an earlier batch size) costs nothing
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import platform
@@ -145,6 +146,7 @@ class Step:
         self.captures = 0  # how often the step was recorded
         self.compilations = 0
         self.loads = 0  # captures found on disk instead
+        self.capture_seconds = 0.0  # of the last recording
         self._enabled = knobs.enabled
         self.name = getattr(function, "__name__", type(function).__name__)
         functools.update_wrapper(self, function, updated=())
@@ -238,14 +240,20 @@ class Step:
     ) -> Any:
         from nova.capture import session, warm
         from nova.capture.replay import fresh_copies
+        from nova.capture.sources import Roots
         from nova.progress import Progress
 
         if mismatch is not None:
             self._announce(mismatch)
+        if self.options.backend == "cpu":
+            from nova.runtime import pool
+
+            pool.start()  # the workers import the compiler while the step is recorded
         with Progress(self.name) as progress:
             progress("capture")
             capture = session.capture(self.function, args, kwargs, self.name, objects)
             self.captures += 1
+            self.capture_seconds = progress.elapsed
             if capture.truncated:
                 self._once("the step reaches more than 100,000 Python objects: changes beyond them are not seen")
             try:
@@ -262,6 +270,8 @@ class Step:
         del self._variants[VARIANTS:]
         if key is not None:
             warm.save(key, capture.signature, capture.guards, self.name, capture.optimizers, variant.executable)
+        with contextlib.suppress(Exception):  # the next call binds again, and reports what is wrong
+            variant.bind(Roots(self.function, args, kwargs, capture.consts))
         kernels = f", {progress.counts['kernels']} kernels" if "kernels" in progress.counts else ""
         seconds = progress.seconds.get("capture", 0.0)
         progress.summary(f"captured and compiled in {progress.elapsed:.2f} s (capture {seconds:.2f} s{kernels})")
