@@ -79,6 +79,7 @@ class Emitter:
         self.b = Builder()
         self.values: dict[fx.Node, Any] = {}
         self.scalars: set[int] = set()  # ids of Values that came from Python numbers (they promote like numbers)
+        self.dynamic: set[fx.Node] = set()  # nodes whose sizes are only known at run time
         self.node: fx.Node
         self._locations: dict[Any, ir.Location] = {}
 
@@ -183,10 +184,12 @@ class Emitter:
         self.b.extra = {} if recompute is None else {"nova.recompute": attribute("int", recompute)}
         if node.target is operator.getitem:
             source, index = node.args
+            if source in self.dynamic and node.meta.get("dynamic", True):
+                self.dynamic.add(node)
             return self.values[source][index]  # type: ignore[index]
         name = overload_name(node.target)
         function = EMITTERS.get(name)
-        if function is None or node.meta.get("dynamic") or not self._plain():
+        if function is None or not self._plain():
             return self.fallback()
         try:
             return function(
@@ -205,11 +208,18 @@ class Emitter:
             ) from error
 
     def _plain(self) -> bool:
-        """No complex operand or result."""
-        if any(t.dtype in COMPLEX for t in _leaves(self.node.meta["type"])):
+        """Every operand and result is real and of a size known now; what is not is PyTorch's."""
+        node = self.node
+        if node.meta.get("dynamic"):
+            self.dynamic.add(node)
             return False
-        values = (self.values[source] for source in self.node.all_input_nodes)
-        return not any(isinstance(value, Value) and value.dtype in COMPLEX for value in values)
+        if any(t.dtype in COMPLEX for t in _leaves(node.meta["type"])):
+            return False
+        for source in node.all_input_nodes:
+            value = self.values[source]
+            if source in self.dynamic or (isinstance(value, Value) and value.dtype in COMPLEX):
+                return False
+        return True
 
     def location(self, src: Any) -> ir.Location | None:
         """The MLIR location of a user's source line: its file and line, named by the module that was running."""

@@ -7,6 +7,7 @@ from nova.dialect import (  # noqa: F401
     emit_indexing,
     emit_losses,
     emit_normalisation,
+    emit_pooling,
     emit_reductions,
     emit_training,
     emit_views,

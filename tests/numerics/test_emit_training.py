@@ -228,7 +228,11 @@ def test_pooling():
     run(with_grad(lambda x: F.max_pool1d(x, 2)), rand(2, 3, 8))
     run(with_grad(lambda x: F.adaptive_avg_pool2d(x, 1)), rand(2, 3, 6, 4))
     run(with_grad(lambda x: F.adaptive_avg_pool2d(x, (3, 2))), rand(2, 3, 6, 4))
-    run(with_grad(lambda x: F.avg_pool2d(x, 2)), rand(2, 3, 6, 4), left=("avg_pool2d", "avg_pool2d_backward"))
+    run(with_grad(lambda x: F.avg_pool2d(x, 2)), rand(2, 3, 6, 4))
+    run(with_grad(lambda x: F.avg_pool2d(x, (2, 3), divisor_override=5)), rand(2, 3, 7, 7))
+    run(with_grad(lambda x: F.avg_pool1d(x, 2)), rand(2, 3, 7))
+    run(with_grad(lambda x: F.interpolate(x, scale_factor=2)), rand(2, 3, 3, 4))
+    run(with_grad(lambda x: F.avg_pool2d(x, 3, 1, 1)), rand(2, 3, 6, 4), left=("avg_pool2d", "avg_pool2d_backward"))
 
 
 # ---- losses ----
@@ -358,6 +362,14 @@ def test_dynamic_results_are_marked():
     node.meta["dynamic"] = True
     text = str(emit_step(captured))
     assert 'op = "aten.mul.Tensor"' in text and "nova.dynamic" in text
+
+
+def test_ops_on_dynamic_values_are_pytorchs_too():
+    captured = level0.trace(lambda x: (x * 2).sum() + 1, rand(3, 4))
+    first = next(n for n in captured.graph.nodes if n.op == "call_function")
+    first.meta["dynamic"] = True
+    text = str(emit_step(captured))
+    assert text.count("nova.dynamic") == 1 and 'op = "aten.sum.default"' in text and "nova.add" in text
 
 
 def test_wrong_output_type_is_a_compiler_error():
