@@ -14,7 +14,7 @@ from nova.capture.grads import Leaf
 from nova.capture.scalars import TracedFloat
 from nova.capture.signature import CapturedStep, InputSpec, OutputSpec, Role, Signature, Source, TensorType
 from nova.capture.sources import extend
-from nova.capture.views import geometry, is_contiguous
+from nova.capture.views import geometry, is_contiguous, memory_order
 from nova.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ def _output(recorder: Recorder, out: Draft, t: Tensor, kind: Any) -> dict[str, A
         if kind == "user" and t.layout is not torch.strided:
             raise CaptureError("the step returns a sparse tensor; return it dense", recorder.line)
         node = recorder.values.node(t)
-        strides = None if t.layout is not torch.strided or is_contiguous(tuple(t.shape), t.stride()) else t.stride()
+        strides = t.stride() if t.layout is torch.strided and not is_contiguous(tuple(t.shape), t.stride()) else None
+        if strides is not None and memory_order(tuple(t.shape), strides) is None:
+            strides = None  # expanded, or with holes: a fresh tensor is dense
         out.by_object[id(t)] = out.add(node, OutputSpec(kind, recorder.values.type_of(t), None, strides))
     return {"output": out.by_object[id(t)]}
 
@@ -170,7 +172,7 @@ def recording(recorder: Recorder, result: Any, out: Draft) -> Recording:
     if recorder.random.seed is not None:
         recorder.random.finish()
     step = CapturedStep(graph, signature, None, "step")
-    once = _created(recorder)
+    once = [*recorder.once, *_created(recorder)]
     return Recording(
         result=_plain_result(result), step=step, inputs=inputs, members=members, consts=recorder.consts,
         scalar_guards=list(recorder.scalar_guards), grad_guards=out.grad_guards,

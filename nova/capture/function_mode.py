@@ -130,7 +130,7 @@ def _set_data(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict
     return func(*args)
 
 
-@handles(Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr)
+@handles(Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
 def _read(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = getattr(func, "__name__", "this call")
     raise mode.recorder.fail(CaptureError(
@@ -145,6 +145,19 @@ def _print(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[st
         "the step prints a tensor, which reads its value; return the tensor and print it outside the step",
         mode.recorder.lines.here(),
     ))  # fmt: skip
+
+
+@handles(Tensor.shape.__get__, Tensor.size, Tensor.__len__, Tensor.numel, Tensor.nelement)  # type: ignore[attr-defined]
+def _size(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A size that depends on data must not become a Python number of the user's."""
+    recorder = mode.recorder
+    if recorder.has_dynamic and recorder.lines.user_calls(2) and recorder.values.known(args[0]):
+        if "dynamic" in recorder.values.node(args[0]).meta:
+            raise recorder.fail(CaptureError(
+                "the step reads a size that depends on data (of a masked selection, nonzero, unique); count with a tensor "
+                "(mask.sum()), or keep the shape and use torch.where", recorder.lines.here(),
+            ))  # fmt: skip
+    return func(*args, **kwargs)
 
 
 @handles(Tensor.__deepcopy__)

@@ -46,7 +46,7 @@ def _device_name(device: torch.device) -> str:
 class View:
     """One window on a storage. `parent` is None for the base."""
 
-    __slots__ = ("dynamic", "node", "op", "parent", "type", "version")
+    __slots__ = ("node", "op", "parent", "type", "version")
 
     def __init__(
         self, type_: TensorType, parent: Geometry | None, op: ViewOp | None, node: fx.Node | None, version: int
@@ -107,6 +107,10 @@ class Values:
     def get(self, t: Tensor) -> Storage | None:
         return self.storages.get(t.untyped_storage()._cdata)
 
+    def known(self, t: Tensor) -> bool:
+        """Whether the step has already met this tensor's memory."""
+        return id(t) in self.opaque if t.layout is not torch.strided else self.get(t) is not None
+
     def storage(self, t: Tensor) -> Storage:
         """The storage of a tensor, lifted when it is new."""
         found = self.storages.get(t.untyped_storage()._cdata)
@@ -146,6 +150,7 @@ class Values:
     def define(self, t: Tensor, node: fx.Node) -> None:
         """A tensor that an operation returned now has the value `node`."""
         if t.layout is not torch.strided:
+            node.meta["dynamic"] = node.meta["sparse"] = True  # no memory of a size known before it runs
             self.opaque[id(t)] = (t, node)
             return
         storage = self.get(t)
@@ -182,6 +187,12 @@ class Values:
             return
         storage.views[g] = View(self.type_of(out), parent, op, None, -1)
 
+    def replace(self, t: Tensor, node: fx.Node) -> None:
+        """Reads `t` from another node that has the same value."""
+        storage = self.storage(t)
+        view = storage.views[geometry(t)]
+        view.node, view.version = node, storage.version
+
     # ---- writing ----
 
     def before_write(self, t: Tensor) -> None:
@@ -194,7 +205,7 @@ class Values:
     def write(self, t: Tensor, node: fx.Node) -> None:
         """The content of `t` is now `node`; everything else on its storage changes with it."""
         if t.layout is not torch.strided:
-            self.opaque[id(t)] = (t, node)
+            self.define(t, node)
             return
         storage, g = self.storage(t), geometry(t)
         if g not in storage.views:

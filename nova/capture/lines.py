@@ -55,6 +55,10 @@ class Lines:
             known = self._user[code] = is_user_file(code.co_filename)
         return known
 
+    def user_calls(self, depth: int) -> bool:
+        """Whether the frame `depth` above the caller's is the user's own code."""
+        return self._is_user(sys._getframe(depth + 1).f_code)
+
     def here(self) -> SourceLine:
         """The user's line that is running now."""
         frame: FrameType | None = sys._getframe(1)
@@ -71,6 +75,24 @@ class Lines:
             frame = frame.f_back
         return SourceLine()
 
+    def in_formula(self) -> bool:
+        """Whether one of PyTorch's own derivative formulas is running."""
+        node: Any = _current_node()
+        return node is not None and not hasattr(node, "_forward_cls")
+
+    def formula(self) -> str:
+        """Name of the derivative that is running."""
+        node: Any = _current_node()
+        return node.name() if node is not None else ""
+
+    def mean_dims(self) -> tuple[int, ...] | None:
+        """Dimensions of the mean whose derivative is running (none listed: all); None in any other derivative."""
+        node: Any = _current_node()
+        if node is None or not node.name().startswith("MeanBackward"):
+            return None
+        bits = 1 << 64  # a negative dimension comes back as an unsigned number
+        return tuple(d - bits if d > bits // 2 else d for d in getattr(node, "_saved_dim", None) or ())
+
     def current(self) -> SourceLine:
         """The line to attribute the next operation to."""
         node: Any = _current_node()
@@ -84,6 +106,3 @@ class Lines:
             # the backward of an nn.Module's own custom function has no line of the user's below `backward()`
             return found if found is not None and line.function != "backward" else line
         return found
-
-    def operation(self) -> SourceLine:
-        return self.current()

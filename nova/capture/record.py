@@ -24,11 +24,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, fx
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nova.capture import cleanup, finish, optimizers, scaler, schedulers
+from nova.capture import dynamic, finish, optimizers, scaler, schedulers
 from nova.capture import random_rules as _random_rules  # noqa: F401  (registers the rules)
 from nova.capture.function_mode import FunctionMode
 from nova.capture.functionalize import Lifted, Storage, Values
@@ -44,6 +45,8 @@ from nova.capture.views import aten, geometry
 from nova.errors import CaptureError, NovaError
 
 _LOCK = threading.RLock()
+_current_node: Callable[[], Any] = torch._C._current_autograd_node
+_sequence: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -97,7 +100,12 @@ class Recorder(TorchDispatchMode):
         self.phase = 0
         self.active = True
         self.error: NovaError | None = None
+        self.once: list[str] = []
+        self.has_dynamic = False  # some size depends on data
         self.dynamic: dict[tuple[int, ...], fx.Node] = {}  # latest node of each data-dependent shape
+        self._operands: dict[int, fx.Node] = {}  # autograd sequence number -> first operand of its forward
+        self.recomputing: int | None = None  # the checkpointed region that runs again
+        self._regions: dict[int, int] = {}
         self._seed_node: fx.Node | None = None
         self.grad_scalers: list[Any] = []
         self._by_storage: dict[int, list[Tensor]] | None = None
@@ -145,14 +153,38 @@ class Recorder(TorchDispatchMode):
 
     def emit(self, target: Any, args: tuple[Any, ...], type_: Any, kwargs: dict[str, Any] | None = None) -> fx.Node:
         """Appends one operation."""
-        if self.dynamic:
-            target, args = cleanup.dynamic_arguments(self, target, args, type_)
+        if self.has_dynamic:
+            target, args = dynamic.arguments(self, target, args, type_)
         node = self.graph.create_node("call_function", target, args, kwargs or {})
         node.meta["type"] = type_
         node.meta["src"] = self.line
-        if self.dynamic or target in cleanup.DATA_DEPENDENT:
-            cleanup.mark_dynamic(self, node)
+        if self.has_dynamic or target in dynamic.DATA_DEPENDENT:
+            dynamic.mark(self, node)
+            self.remember_operand(node)
+        if self.recomputing is not None or type(_current_node()).__name__ == "CheckpointFunctionBackward":
+            self.mark_recomputed(node)
         return node
+
+    def remember_operand(self, node: fx.Node) -> None:
+        if _current_node() is None and node.args and isinstance(node.args[0], fx.Node):
+            self._operands.setdefault(_sequence() - 1, node.args[0])
+
+    def forward_operand(self) -> fx.Node | None:
+        """First operand of the forward operation whose derivative is running."""
+        return self._operands.get(_current_node()._sequence_nr()) if self.lines.in_formula() else None
+
+    def forbid_replay(self, reason: str) -> None:
+        """This run is right, but another would not be: the next call records again."""
+        if reason not in self.once:
+            self.once.append(reason)
+
+    def mark_recomputed(self, node: fx.Node) -> None:
+        """meta["recompute"]: a checkpointed forward that runs again must not be merged with its first run."""
+        region = self.recomputing
+        if region is None:
+            key = _current_node()._sequence_nr()
+            region = self._regions.setdefault(key, len(self._regions))
+        node.meta["recompute"] = region
 
     def at_start(self, target: Any, args: tuple[Any, ...], type_: Any) -> fx.Node:
         """An operation on a fresh placeholder, before everything recorded so far."""
@@ -178,7 +210,9 @@ class Recorder(TorchDispatchMode):
         node.meta["type"] = type_
         node.meta["src"] = self.line
         if "dynamic" in whole.meta:
-            cleanup.mark_dynamic(self, node)
+            dynamic.mark(self, node)
+        if "recompute" in whole.meta:
+            node.meta["recompute"] = whole.meta["recompute"]
         return node
 
     def cast(self, node: fx.Node, dtype: torch.dtype, type_: TensorType) -> fx.Node:
@@ -452,10 +486,28 @@ def _surroundings(recorder: Recorder, stack: ExitStack, function: Any) -> None:
 
     stack.enter_context(replaced(torch.nn.Module, "__call__", __call__))
     stack.enter_context(replaced(_BatchNorm, "forward", _batch_norm_forward(_BatchNorm.forward)))
+    _patch_checkpoint(recorder, stack)
     optimizers.patch(recorder, stack)
     scaler.patch(recorder, stack)
     schedulers.patch(recorder, stack)
     _patch_math(stack)
+
+
+def _patch_checkpoint(recorder: Recorder, stack: ExitStack) -> None:
+    """Notes when torch.utils.checkpoint (not reentrant) runs a forward again."""
+    hook = torch.utils.checkpoint._recomputation_hook
+    enter, leave = hook.__enter__, hook.__exit__
+
+    def __enter__(self: Any) -> Any:
+        recorder.recomputing = recorder._regions.setdefault(-1 - len(recorder._regions), len(recorder._regions))
+        return enter(self)
+
+    def __exit__(self: Any, *error: Any) -> Any:
+        recorder.recomputing = None
+        return leave(self, *error)
+
+    stack.enter_context(replaced(hook, "__enter__", __enter__))
+    stack.enter_context(replaced(hook, "__exit__", __exit__))
 
 
 def _patch_math(stack: ExitStack) -> None:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nova.capture import dynamic
 from nova.capture.signature import TensorType
-from nova.capture.views import DTYPE_NAMES, aten, several_views, single_view
+from nova.capture.views import DTYPE_NAMES, ViewOp, aten, several_views, single_view
 from nova.errors import CaptureError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -132,12 +133,32 @@ def view(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         if out.layout is not torch.strided:
             rec.results(func, rec.nodes(args), {}, out)
         else:
-            rec.values.alias(out, x, single_view(func, x, out, rest))
+            op = single_view(func, x, out, rest)
+            if rec.has_dynamic:
+                op = _dynamic_view(rec, func, x, out, rest, op)
+            rec.values.alias(out, x, op)
+            if rec.has_dynamic:
+                rec.values.node(out)  # now, while it is known which derivative asks for this size
         return out
     ops = several_views(func, x, out, rest) or [None] * len(out)
     for piece, op in zip(out, ops, strict=True):
         rec.values.alias(piece, x, op)
     return out
+
+
+def _dynamic_view(rec: Recorder, func: Any, x: Tensor, out: Tensor, args: tuple[Any, ...], op: Any) -> Any:
+    """A view beside data-dependent sizes: bounds as the user wrote them, and expansions that happen to be none."""
+    node = rec.values.node(x)
+    name = func._schema.name
+    if name == "aten::expand" and tuple(out.shape) == tuple(x.shape) and rec.lines.in_formula():
+        wide = rec.emit(aten.expand.default, (node, list(out.shape)), rec.values.type_of(out))
+        if wide.target is not aten.expand.default:
+            rec.values.replace(out, wide)
+    if name == "aten::slice" and args and args[0] % x.dim() in dynamic.dims(node):
+        return ViewOp(func, (args[0] % x.dim(), *args[1:]))
+    if name == "aten::select" and args[0] % x.dim() in dynamic.dims(node):
+        return ViewOp(func, (args[0] % x.dim(), args[1]))
+    return op
 
 
 def inplace_view(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -163,13 +184,14 @@ _FUNCTIONAL: dict[Any, Any] = {}
 
 
 def _functional_of(func: Any) -> Any:
-    """The out-of-place overload of an in-place operator."""
+    """The out-of-place overload of an in-place operator: the same name without `_`, the same argument types."""
     if func not in _FUNCTIONAL:
         name = func._schema.name.split("::")[1]
-        packet = (
-            getattr(getattr(torch.ops, func.namespace), name.removesuffix("_"), None) if name.endswith("_") else None
-        )
-        _FUNCTIONAL[func] = getattr(packet, func._overloadname, None)
+        packet = getattr(getattr(torch.ops, func.namespace), name.removesuffix("_"), None) if name.endswith("_") else None
+        wanted = [str(a.type) for a in func._schema.arguments]
+        overloads = _overloads(packet) if packet is not None else []
+        overloads.sort(key=lambda o: o._overloadname != func._overloadname)
+        _FUNCTIONAL[func] = next((o for o in overloads if [str(a.type) for a in o._schema.arguments] == wanted), None)
     return _FUNCTIONAL[func]
 
 
@@ -341,6 +363,8 @@ def _foreach_norm(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 @rule(aten.detach.default, aten.detach_.default, aten.alias, aten.clone, aten.lift, aten._coalesced_)
 def identity(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not isinstance(args[0], Tensor):
+        return view(rec, func, args, kwargs)
     node = rec.values.node(args[0])
     out = func(*args, **kwargs)
     if out.layout is not torch.strided or rec.values.get(out) is None:
@@ -430,15 +454,22 @@ def constant(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     out = func(*args, **kwargs)
     if out.layout is not torch.strided:
         raise UnsupportedError(f"{func} of layout {out.layout}", rec.line)
-    rec.values.define(out, rec.full(out, _FILL[func._schema.name.removeprefix("aten::")]))
+    rec.values.define(out, _filled(rec, args, out, _FILL[func._schema.name.removeprefix("aten::")]))
     return out
+
+
+def _filled(rec: Recorder, args: tuple[Any, ...], out: Tensor, value: Any) -> fx.Node:
+    like = rec.values.node(args[0]) if rec.has_dynamic and args and isinstance(args[0], Tensor) else None
+    if like is not None and dynamic.dims(like) and tuple(out.shape) == dynamic.shape(like):
+        return rec.emit(aten.full_like.default, (like, value), rec.values.type_of(out), {"dtype": out.dtype})
+    return rec.full(out, value)
 
 
 @rule(aten.full, aten.full_like, aten.new_full, aten.scalar_tensor)
 def full(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     out = func(*args, **kwargs)
     value = kwargs.get("fill_value", args[-1] if len(args) > (0 if func is aten.scalar_tensor.default else 1) else None)
-    rec.values.define(out, rec.full(out, value))
+    rec.values.define(out, _filled(rec, args, out, value))
     return out
 
 
@@ -473,7 +504,7 @@ def _is_constant(node: Any) -> bool:
 # ---- batch norm ------------------------------------------------------------------------------------------------
 
 
-@rule(aten.native_batch_norm.default)
+@rule(aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
 def native_batch_norm(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Training changes the running statistics without saying so in its schema."""
     args = _positional(func, args, kwargs)

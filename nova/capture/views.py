@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from nova.capture.signature import TensorType
+from nova.errors import UnsupportedError
 
 aten = torch.ops.aten
 
@@ -107,6 +108,8 @@ def single_view(func: Any, x: Tensor, out: Tensor, args: tuple[Any, ...]) -> Vie
         case "aten::select":
             dim, index = args[0] % x.dim(), args[1]
             return ViewOp(aten.select.int, (dim, index % x.shape[dim]))
+        case "aten::unsqueeze":
+            return ViewOp(aten.unsqueeze.default, (args[0] % (x.dim() + 1),))
         case "aten::expand":
             return ViewOp(aten.expand.default, (list(out.shape),))
         case "aten::diagonal":
@@ -124,7 +127,7 @@ def single_view(func: Any, x: Tensor, out: Tensor, args: tuple[Any, ...]) -> Vie
 
 
 _RESHAPES = {
-    "aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::unsqueeze", "aten::squeeze", "aten::_reshape_copy", "aten::alias",
+    "aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::squeeze", "aten::_reshape_copy", "aten::alias",
 }  # fmt: skip
 
 
@@ -155,7 +158,7 @@ def write_back(emit: Emit, parent: fx.Node, parent_type: TensorType, child: fx.N
     """The parent's new value after its view `op` was overwritten with `child`."""
     target, args = op.target, op.args
     sizes = parent_type.shape
-    if target is aten.view.default:
+    if target in (aten.view.default, aten.unsqueeze.default):
         return emit(aten.view.default, (child, list(sizes)), parent_type)
     if target is aten.permute.default:
         inverse = [0] * len(args[0])
@@ -192,4 +195,4 @@ def write_back(emit: Emit, parent: fx.Node, parent_type: TensorType, child: fx.N
                     TensorType(shape, parent_type.dtype, parent_type.device),
                 )
         return emit(aten.view.default, (child, list(sizes)), parent_type)
-    raise NotImplementedError(str(target))
+    raise UnsupportedError(f"a write through {target}; write to the tensor it is a view of, or clone it first")

@@ -17,6 +17,7 @@ from capture_checks import agree, run
 from capture_replay import Replayed
 
 from nova.capture.record import record
+from nova.errors import CaptureError
 
 
 def simple(step, data, state=lambda: []):
@@ -140,12 +141,18 @@ def test_sizes_that_depend_on_data():
             picked = torch.masked_select(x, x > 0)
             where = torch.nonzero(y > 0).squeeze(1)
             loss = (rows * w).sum() + picked.square().mean() + (x.index_select(0, where) @ w).sum()
+            loss = loss + (rows * w).mean() + (rows * w).exp().mean(0).sum() + (rows * w).mean(1).sum() + F.layer_norm(rows * w, (6,)).square().mean()
             loss.backward()
-            return loss.detach(), w.grad.clone(), torch.unique(y > 0).shape[0] * 0 + rows.sum(0).detach()
+            return loss.detach(), w.grad.clone(), rows.sum(0).detach() + picked.max()
 
         return step, [(torch.randn(7, 6), torch.randn(7)) for _ in range(4)], lambda: []
 
     agree(build)
+
+
+def test_a_size_that_depends_on_data_is_not_a_python_number():
+    with pytest.raises(CaptureError, match="size"):
+        record(lambda x: x[x > 0].sum() / x[x > 0].shape[0], (torch.randn(5),), {})
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------
