@@ -11,6 +11,7 @@ is cheaper (`costs.recompute_pays`).
 from __future__ import annotations
 
 from nova.fusion import costs
+from nova.fusion.attention import dense_strides, reshaped_strides
 from nova.fusion.decisions import Report
 from nova.fusion.groups import Group
 from nova.fusion.records import Function, Op, Value, make
@@ -68,6 +69,27 @@ class Former:
             else:
                 return value.op.name not in VIEWS and not is_generator(value.op)
         return True
+
+    def strides(self, value: Value) -> tuple[int, ...] | None:
+        """The strides with which a value is read from a buffer; None if views of the buffer don't make it."""
+        if value.op is None or value.op.name not in VIEWS or value in self.materialised:
+            return dense_strides(value.shape) if self.in_memory(value) else None
+        source, attrs = value.op.operands[0], value.op.attrs
+        below = self.strides(source)
+        if below is None:
+            return None
+        if value.op.name == "reshape":
+            return reshaped_strides(source.shape, below, value.shape)
+        if value.op.name == "transpose":
+            return tuple(below[axis] for axis in attrs["permutation"])
+        if value.op.name == "slice":
+            return tuple(stride * step for stride, step in zip(below, attrs["strides"], strict=True))
+        if value.op.name == "as_strided":
+            return tuple(attrs["stride"]) if self.in_memory(source) else None
+        repeated = [0] * len(value.shape)
+        for axis, dim in enumerate(attrs["dims"]):
+            repeated[dim] = below[axis] if source.shape[axis] == value.shape[dim] else 0
+        return tuple(repeated)
 
     def materialise(self, value: Value, why: str, op: Op) -> Value:
         """A value with the same elements in a buffer of its own."""
@@ -153,8 +175,11 @@ class Former:
 
     def place_alone(self, op: Op) -> None:
         """An op that is a kernel by itself, or stays in the step."""
-        if op.name not in ATTENTION:
-            op.operands = [self.materialise(value, "is read by an op that wants whole tensors", op) for value in op.operands]
+        why = "is read by an op that wants whole tensors"
+        op.operands = [
+            value if op.name in ATTENTION and self.strides(value) is not None else self.materialise(value, why, op)
+            for value in op.operands
+        ]
         group = self.new_group(ALONE.get(op.name, "step"))
         if op.name == "bucket_ready":
             self.barrier = group.position
