@@ -1,7 +1,7 @@
 """Gradient buckets: every gradient once, in order, within the limit, ready as early as possible."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nova import mlir
@@ -12,6 +12,7 @@ gradients = st.lists(st.tuples(st.integers(0, 5000), st.sampled_from(["f32", "bf
 )
 
 
+@settings(deadline=None)
 @given(gradients, st.integers(1, 20000), st.none() | st.integers(1, 5000))
 def test_a_plan_is_a_partition_in_order(grads, limit, first):
     buckets = plan_buckets(grads, limit, first)
@@ -25,6 +26,7 @@ def test_a_plan_is_a_partition_in_order(grads, limit, first):
     assert ready == sorted(ready)
 
 
+@settings(deadline=None)
 @given(gradients, st.integers(1, 20000))
 def test_no_two_neighbours_could_have_been_one(grads, limit):
     buckets = plan_buckets(grads, limit)

@@ -47,7 +47,7 @@ def grow(b, values, kind, i, j, number):
         case 10:
             return b.where(b.op("lt", b.constant(number, "f32"), b.constant(1.0, "f32")), x, y)
         case _:
-            total = b.reduce("sum", b.reshape(x, (3, 1, 4)), (1,), keepdim=False)
+            total = b.reduce("max", b.reshape(x, (3, 1, 4)), (1,), keepdim=False)
             return b.op("add", total, b.op("mul", b.constant(number, "f32"), b.constant(2.0, "f32")))
 
 
