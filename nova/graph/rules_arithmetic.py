@@ -107,7 +107,7 @@ def where(it: Site) -> Value | None:
 
 @rule("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_any", "reduce_all")
 def reduce_over_ones(it: Site) -> Value | None:
-    """Reducing dims of size 1 changes nothing but the shape. (PyTorch adds to 0, so its sum of a single -0.0 is 0.0.)"""
+    """Reducing dims of size 1 changes nothing but the shape. (PyTorch adds to 0: its sum of a single -0.0 is 0.0.)"""
     x, dims = it.operand(0), it.attr("dims")
     left = [d for d in dims if x.shape[d] != 1]
     if len(left) == len(dims):
