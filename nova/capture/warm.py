@@ -33,11 +33,12 @@ def usable(options: Options) -> bool:
 
 
 def key_of(objects: ObjectMap, options: Options) -> str:
-    from nova.runtime.key import Key
+    from nova.runtime.key import Key, compiler_version
     from nova.schedule import target
 
     return Key.of({
         "before capture": store.key_before_capture(objects, options.key()), "target": repr(target.host()),
+        "compiler": compiler_version(),
         "disabled": sorted(knobs.disabled_passes), "threads": torch.get_num_threads(),
     }).digest  # fmt: skip
 
