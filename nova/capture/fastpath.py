@@ -34,13 +34,12 @@ from typing import Any
 import torch
 
 from nova.capture import native
+from nova.capture.environment import environment, global_hook_tables
 from nova.capture.guards import (
     Descriptor,
     GuardSet,
     Node,
-    environment,
     follow_own,
-    global_hook_tables,
     same_literal,
 )
 from nova.capture.signature import InputSpec, Signature, Source

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from nova.capture import bytecode
+from nova.capture.environment import ENVIRONMENT_NAMES, environment
 from nova.capture.native import GRAD_ANY, GRAD_NONE, GRAD_SET
 from nova.capture.scalars import ScalarGuard
 from nova.capture.signature import Source
@@ -525,55 +526,6 @@ def node_source(nodes: list[Node], index: int, step: Step | None = None) -> Sour
     for found in reversed(steps):
         source = extend(source, found)
     return source
-
-
-# ---- process-wide state that PyTorch's behaviour depends on
-
-_HOOK_TABLES = (
-    ("torch.nn.modules.module", "_global_forward_hooks"),
-    ("torch.nn.modules.module", "_global_forward_pre_hooks"),
-    ("torch.nn.modules.module", "_global_backward_hooks"),
-    ("torch.nn.modules.module", "_global_backward_pre_hooks"),
-    ("torch.optim.optimizer", "_global_optimizer_pre_hooks"),
-    ("torch.optim.optimizer", "_global_optimizer_post_hooks"),
-)
-
-
-def environment() -> tuple[Any, ...]:
-    """Grad mode, autocast, default dtype and device, determinism, float32 matmul precision, global hooks."""
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        str(torch.get_autocast_dtype("cpu")),
-        torch.is_autocast_enabled("cuda"),
-        str(torch.get_autocast_dtype("cuda")),
-        str(torch.get_default_dtype()),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
-        sum(len(table) for table in global_hook_tables()),
-    )
-
-
-def restore_environment(state: tuple[Any, ...]) -> None:
-    """Puts back what a refused step left changed."""
-    torch.set_grad_enabled(state[0])
-    torch.set_default_dtype(getattr(torch, state[6].removeprefix("torch.")))
-    torch.use_deterministic_algorithms(state[7])
-    torch.set_float32_matmul_precision(state[8])
-
-
-ENVIRONMENT_NAMES = (
-    "grad mode", "inference mode", "autocast on the CPU", "the CPU autocast dtype", "autocast on CUDA",
-    "the CUDA autocast dtype", "the default dtype", "use_deterministic_algorithms", "the float32 matmul precision",
-    "the number of global hooks",
-)  # fmt: skip
-
-
-def global_hook_tables() -> list[dict[Any, Any]]:
-    import sys
-
-    return [getattr(sys.modules[module], name) for module, name in _HOOK_TABLES if module in sys.modules]
 
 
 @dataclass

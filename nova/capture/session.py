@@ -21,16 +21,14 @@ from typing import Any
 import torch
 
 from nova.capture import python_state
+from nova.capture.environment import ENVIRONMENT_NAMES, environment, restore_environment
 from nova.capture.guards import (
-    ENVIRONMENT_NAMES,
     GRAD_NONE,
     GRAD_SET,
     GuardSet,
     Observed,
     build_guards,
-    environment,
     place,
-    restore_environment,
 )
 from nova.capture.python_state import MISSING, Change, Snapshot, Watch
 from nova.capture.replay import tree_classes
