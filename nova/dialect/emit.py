@@ -189,7 +189,7 @@ class Emitter:
             return self.values[source][index]  # type: ignore[index]
         name = overload_name(node.target)
         function = EMITTERS.get(name)
-        if function is None or not self._plain():
+        if not self._plain() or function is None:
             return self.fallback()
         try:
             return function(
