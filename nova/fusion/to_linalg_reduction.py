@@ -248,17 +248,22 @@ def _finish(
     weights = _weight(low, op, operands, labels, type_)
     if weights:
         loss = mul(loss, weights[1])
+    terms = [loss]
     if spread is not None:
         smoothing = op.attrs["label_smoothing"]
-        loss = add(mul(loss, const(1 - smoothing, type_)), mul(spread, const(smoothing / max(1, labels.classes), type_)))
-    loss = select(labels.counts, loss, const(0, type_))
+        terms = [mul(loss, const(1 - smoothing, type_)), mul(spread, const(smoothing / max(1, labels.classes), type_))]
+        if not weights or op.attrs["reduction"] != 1:
+            terms = [add(*terms)]
+    terms = [select(labels.counts, term, const(0, type_)) for term in terms]
     if op.attrs["reduction"] == 0:
-        _rounded(low, op.results[0], loss)
+        _rounded(low, op.results[0], terms[0])
         return
-    total = low.reduce(rows, rows, low.scratch(rows, loss), "arith.addf", 0.0)
+    totals = [low.reduce(rows, rows, low.scratch(rows, term), "arith.addf", 0.0) for term in terms]
     if op.attrs["reduction"] == 1:
         share = select(labels.counts, weights[1] if weights else const(1, type_), const(0, type_))
-        total = div(total, low.reduce(rows, rows, low.scratch(rows, share), "arith.addf", 0.0))
+        count = low.reduce(rows, rows, low.scratch(rows, share), "arith.addf", 0.0)
+        totals = [div(total, count) for total in totals]  # each: labels of no weight give 0/0 + x/0 = NaN, as in eager
+    total = totals[0] if len(totals) == 1 else add(*totals)
     _rounded(low, op.results[0], total)
 
 
