@@ -122,26 +122,26 @@ class Executable:
 
     def _link(self, native_binding: bool) -> None:
         plan = self.plan
-        self._libraries = [load_kernel(kernel) for kernel in self.kernels]
+        self.libraries = [load_kernel(kernel) for kernel in self.kernels]
         imports = {
             step_program.kernel_symbol(k): library[kernel.entry]
-            for k, (kernel, library) in enumerate(zip(self.kernels, self._libraries, strict=True))
+            for k, (kernel, library) in enumerate(zip(self.kernels, self.libraries, strict=True))
         }
         # The callback refers to the fallback only, so that dropping the executable frees it without a collection.
         self._callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(self._fallback.callback)
         # (`ctypes.cast` would make a reference cycle.)
         imports[step_program.CALLBACK] = ctypes.c_void_p.from_address(ctypes.addressof(self._callback)).value or 0
-        self._library = orc.load(self._step_object, ["step"], imports, keep=self._libraries)
+        self._library = orc.load(self._step_object, ["step"], imports, keep=self.libraries)
         self._step_address = self._library["step"]
         self._step = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(self._step_address)
         layout = step_program.layout(plan)
-        self._table = PointerTable(layout.slots, layout.relocations, native_binding)
+        self.pointer_table = PointerTable(layout.slots, layout.relocations, native_binding)
         for slot, value in layout.literals.items():
-            self._table.table[slot] = value
-        self._table.attach(self._inputs, self._outputs, self._step_address, self._step)
-        self._table.set_base(plan.constants, self._constants.data_ptr())
-        self._table.set_base(plan.scalar_block, ctypes.addressof(self._scalar_block))
-        self._table.set_base(plan.errors, ctypes.addressof(self._errors))
+            self.pointer_table.table[slot] = value
+        self.pointer_table.attach(self._inputs, self._outputs, self._step_address, self._step)
+        self.pointer_table.set_base(plan.constants, self._constants.data_ptr())
+        self.pointer_table.set_base(plan.scalar_block, ctypes.addressof(self._scalar_block))
+        self.pointer_table.set_base(plan.errors, ctypes.addressof(self._errors))
 
     def _other_arena(self) -> Arena:
         """An arena that is free, with `busy` held, and the table pointed at it."""
@@ -154,7 +154,7 @@ class Executable:
             raise
         self._arena = arena
         self._memory.move_to(arena.tensor)
-        self._table.set_base(self.plan.arena, arena.address)
+        self.pointer_table.set_base(self.plan.arena, arena.address)
         return arena
 
     def release_arena(self) -> None:
@@ -178,26 +178,30 @@ class Executable:
             self._pack_scalars(self._scalar_block, 0, *scalars)
             if self._seed is not None:
                 self._seed.value = seed & _SEED_MASK
-            new = torch.empty_strided
-            outputs = [new(shape, strides, dtype=dtype, device=_CPU) for shape, strides, dtype in self._allocations]
+            outputs = self.allocate_outputs()
             arena = self._arena
             if arena is None or arena.superseded or not arena.busy.acquire(False):
                 arena = self._other_arena()
             try:
                 if self._needs_python:
                     return self._run_with_python(inputs, outputs)
-                stopped = self._table.run(inputs, outputs)
+                stopped = self.pointer_table.run(inputs, outputs)
                 if stopped:
                     self._raise(stopped)
                 return outputs
             finally:
                 arena.busy.release()
 
+    def allocate_outputs(self) -> list[torch.Tensor]:
+        """Fresh, uninitialised outputs."""
+        new = torch.empty_strided
+        return [new(shape, strides, dtype=dtype, device=_CPU) for shape, strides, dtype in self._allocations]
+
     def _run_with_python(self, inputs: Sequence[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """The same with callbacks into PyTorch, or with outputs in strides that are not row-major."""
         self._memory.inputs, self._memory.outputs = inputs, outputs
         try:
-            stopped = self._table.run(inputs, outputs)
+            stopped = self.pointer_table.run(inputs, outputs)
             if stopped:
                 self._raise(stopped)
             for position, dense in self._gathered:
