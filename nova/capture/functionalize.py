@@ -141,7 +141,7 @@ class Values:
         found = self.opaque.get(id(t))
         if found is None or found[0] is not t:
             raise UnsupportedError(
-                f"a {str(t.layout).removeprefix('torch.')} tensor made outside the step cannot be an input of it; make it inside"
+                f"a {str(t.layout).removeprefix('torch.')} tensor cannot be an input of the step; make it inside"
             )
         return found[1]
 
@@ -182,6 +182,8 @@ class Values:
         parent = geometry(x)
         if parent not in storage.views:
             self._alias(storage, x, parent)
+            if g in storage.views:  # placing the parent went through this very window
+                return
         if op is None or op.target is aten.as_strided.default:
             self._alias(storage, out, g)
             return
