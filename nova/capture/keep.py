@@ -174,6 +174,8 @@ class Attention(torch.autograd.Function):
                 keep = (draws >= dropout_p).to(_compute_type(q.dtype)) * (
                     1.0 / (1.0 - dropout_p) if dropout_p < 1.0 else 0.0
                 )
+            # inputs that are one tensor, or computed from one another, get the gradients of their own place only
+            q, k, v, mask = (t.view_as(t) if t is not None else None for t in (q, k, v, mask))
             wanted = [t for t, needed in zip((q, k, v, mask), ctx.needs_input_grad, strict=False) if needed]
             again = attention_formula(q, k, v, mask, keep, causal, scale)
             grads = iter(torch.autograd.grad(again, wanted, dout, create_graph=True))
@@ -386,7 +388,9 @@ def attention_supported(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ca
     return k.shape[-2] > 0 and q.numel() > 0
 
 
-def scaled_dot_product_attention(recorder, original, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):  # fmt: skip
+def scaled_dot_product_attention(
+    recorder, original, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):  # fmt: skip
     """F.scaled_dot_product_attention as one nova.attention; `recorder` hands out seeds and streams."""
     q, k, v, mask = query, key, value, attn_mask
     if torch.is_autocast_enabled(q.device.type):
@@ -422,7 +426,8 @@ def cross_entropy_loss(original, logits, target, weight, reduction, ignore_index
         and logits.dim() >= 1 and target.dim() == logits.dim() - 1
         and (not classes or (logits.shape[0] == target.shape[0] and logits.shape[2:] == target.shape[1:]))
         and logits.shape[1 if classes else 0] > 0 and target.device == logits.device
-        and (weight is None or (weight.shape == (logits.shape[1 if classes else 0],) and not weight.requires_grad and weight.dtype == logits.dtype))
+        and (weight is None or (weight.shape == (logits.shape[1 if classes else 0],) and not weight.requires_grad
+                                and weight.dtype == logits.dtype))
         and 0.0 <= label_smoothing <= 1.0 and (logits.dim() <= 2 or logits.numel() > 0)
     )  # fmt: skip
     if not supported:
