@@ -29,20 +29,23 @@ NONE: Dims = frozenset()
 
 # operations whose result has as many elements as the data say, with the dimension that varies
 _SOURCES: dict[Any, int] = {
-    aten.nonzero.default: 0, aten.masked_select.default: 0, aten._unique2.default: 0, aten.unique_consecutive.default: 0,
-    aten.bincount.default: 0, aten.repeat_interleave.Tensor: 0, aten._values.default: 0, aten.values.default: 0,
+    aten.nonzero.default: 0, aten.masked_select.default: 0, aten._unique2.default: 0,
+    aten.unique_consecutive.default: 0, aten.bincount.default: 0, aten.repeat_interleave.Tensor: 0,
+    aten._values.default: 0, aten.values.default: 0,
     aten._indices.default: 1, aten.indices.default: 1, aten._unique.default: 0,
 }  # fmt: skip
 DATA_DEPENDENT = {*_SOURCES, aten.index.Tensor, aten.unique_dim.default}
 
 _REDUCTIONS = {
-    aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.any.dim, aten.all.dim, aten.var.correction,
-    aten.logsumexp.default, aten.argmax.default, aten.argmin.default, aten.linalg_vector_norm.default, aten.prod.dim_int,
+    aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.any.dim, aten.all.dim,
+    aten.var.correction, aten.logsumexp.default, aten.argmax.default, aten.argmin.default, aten.prod.dim_int,
+    aten.linalg_vector_norm.default,
     aten.max.dim, aten.min.dim, aten.std.correction, aten.any.dims, aten.all.dims,
 }  # fmt: skip
 _DIMS_AT = {aten.linalg_vector_norm.default: 2}
-_LIKE_FIRST = {aten.index_put.default, aten.index_add.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default,
-               aten.index_copy.default, aten.full_like.default, aten.masked_scatter.default}  # fmt: skip
+_LIKE_FIRST = {aten.index_put.default, aten.index_add.default, aten.scatter.src, aten.scatter.value,
+               aten.scatter_add.default, aten.index_copy.default, aten.full_like.default,
+               aten.masked_scatter.default}  # fmt: skip
 
 
 def dims(node: Any) -> Dims:
@@ -78,7 +81,7 @@ def mark(recorder: Recorder, node: fx.Node) -> None:
         recorder.dynamic[type_.shape] = node
 
 
-def _result(node: fx.Node, out: tuple[int, ...]) -> Dims:  # noqa: PLR0911
+def _result(node: fx.Node, out: tuple[int, ...]) -> Dims:
     target, args = node.target, node.args
     if target in _SOURCES:
         return frozenset({_SOURCES[target]}) if out else NONE
@@ -226,7 +229,11 @@ def arguments(recorder: Recorder, target: Any, args: tuple[Any, ...], type_: Any
     if target in (aten.expand.default, aten.full.default):
         like = _size_model(recorder, target, first, type_)
         if like is not None:
-            return (aten.expand_as.default, (first, like)) if target is aten.expand.default else (aten.full_like.default, (like, args[1]))
+            return (
+                (aten.expand_as.default, (first, like))
+                if target is aten.expand.default
+                else (aten.full_like.default, (like, args[1]))
+            )
     if recorder.lines.in_formula():
         if dims(recorder.forward_operand()) and recorder.lines.formula().startswith(_COUNTING):
             recorder.forbid_replay("the derivative of a variance over a data-dependent size holds it as a number")
@@ -250,7 +257,9 @@ def _refuse_sizes(recorder: Recorder, target: Any, args: tuple[Any, ...]) -> Non
     sizes = any(isinstance(a, (list, tuple)) and a and all(type(x) is int for x in a) for a in args[1:])
     window = target is aten.slice.Tensor and args[1] in dims(args[0])
     if sizes or window:
-        recorder.forbid_replay(f"the derivative of an operation on data-dependent sizes ({target}) holds them as numbers")
+        recorder.forbid_replay(
+            f"the derivative of an operation on data-dependent sizes ({target}) holds them as numbers"
+        )
 
 
 def _size_model(recorder: Recorder, target: Any, first: Any, type_: TensorType) -> fx.Node | None:

@@ -134,7 +134,8 @@ def _set_data(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict
 def _read(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = getattr(func, "__name__", "this call")
     raise mode.recorder.fail(CaptureError(
-        f"the step reads a tensor's value ({name}): a compiled step cannot wait for it; return the tensor and read it outside",
+        f"the step reads a tensor's value ({name}): a compiled step cannot wait for it; return the tensor and read it "
+        "outside",
         mode.recorder.lines.here(),
     ))  # fmt: skip
 
@@ -151,12 +152,13 @@ def _print(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[st
 def _size(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A size that depends on data must not become a Python number of the user's."""
     recorder = mode.recorder
-    if recorder.has_dynamic and recorder.lines.user_calls(2) and recorder.values.known(args[0]):
-        if "dynamic" in recorder.values.node(args[0]).meta:
-            raise recorder.fail(CaptureError(
-                "the step reads a size that depends on data (of a masked selection, nonzero, unique); count with a tensor "
-                "(mask.sum()), or keep the shape and use torch.where", recorder.lines.here(),
-            ))  # fmt: skip
+    x = args[0]
+    watched = recorder.has_dynamic and recorder.lines.user_calls(2) and recorder.values.known(x)
+    if watched and "dynamic" in recorder.values.node(x).meta:
+        raise recorder.fail(CaptureError(
+            "the step reads a size that depends on data (of a masked selection, nonzero, unique); count with a "
+            "tensor (mask.sum()), or keep the shape and use torch.where", recorder.lines.here(),
+        ))  # fmt: skip
     return func(*args, **kwargs)
 
 
@@ -194,10 +196,12 @@ def _concrete(value: Any) -> Any:
 
 
 _BINARY = {
-    "add", "sub", "mul", "div", "true_divide", "multiply", "divide", "subtract", "rsub", "pow", "float_power", "remainder", "fmod",
+    "add", "sub", "mul", "div", "true_divide", "multiply", "divide", "subtract", "rsub", "pow", "float_power",
+    "remainder", "fmod",
     "floor_divide", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum", "atan2", "where", "__add__", "__radd__",
     "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__div__", "__rdiv__", "__pow__",
-    "__rpow__", "__mod__", "__rmod__", "__floordiv__", "__rfloordiv__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__",
+    "__rpow__", "__mod__", "__rmod__", "__floordiv__", "__rfloordiv__", "__eq__", "__ne__", "__lt__", "__le__",
+    "__gt__", "__ge__",
 }  # fmt: skip
 _BINARY |= {
     name + "_"
@@ -334,7 +338,8 @@ def _setitem(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 _TRACED: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Any]] = {
-    "addcmul": _addc, "addcdiv": _addc, "lerp": _lerp, "fill": _fill, "full": _full, "full_like": _full, "new_full": _full,
+    "addcmul": _addc, "addcdiv": _addc, "lerp": _lerp, "fill": _fill, "full": _full, "full_like": _full,
+    "new_full": _full,
     "clamp": _clamp, "clip": _clamp, "clamp_min": _clamp, "clamp_max": _clamp, "masked_fill": _masked_fill,
     "tensor": _tensor, "as_tensor": _tensor, "scalar_tensor": _tensor, "__setitem__": _setitem,
 }  # fmt: skip

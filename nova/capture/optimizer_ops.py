@@ -4,7 +4,7 @@ Each is the arithmetic of PyTorch's own single-tensor code in the same order, wi
 tensors so that one graph serves every learning rate. Where `found_inf` is not zero nothing changes, which is
 how a gradient scaler skips an update without asking the host.
 
-    p', m', v', vmax', step' = nova.adam(p, g, m, v, vmax, step, lr, beta1, beta2, eps, weight_decay, decoupled=..., ...)
+    p', m', v', vmax', step' = nova.adam(p, g, m, v, vmax, step, lr, beta1, beta2, eps, weight_decay, ...)
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def _unless(found_inf: Tensor | None, old: list[Tensor | None], new: list[Tensor
 
 def sgd(
     p: Tensor, g: Tensor, buf: Tensor | None, step: Tensor | None, lr: Tensor, momentum: Tensor, dampening: Tensor,
-    weight_decay: Tensor, *, nesterov: bool, maximize: bool, found_inf: Tensor | None = None, first: Tensor | None = None,
+    weight_decay: Tensor, *, nesterov: bool, maximize: bool, found_inf: Tensor | None = None,
+    first: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """torch.optim.SGD. Where `first` is not zero, the buffer becomes the gradient itself (dampening does not apply)."""
     rate, mu = float(lr), float(momentum)

@@ -210,8 +210,9 @@ def _patched_sgd(recorder: Recorder, original: Callable[..., Any]) -> Callable[.
             for i, (p, g) in enumerate(zip(params, d_p_list, strict=True)):
                 buf = momentum_buffer_list[i] if moving else None
                 _update(
-                    recorder, torch.ops.nova.sgd.default, [p, g, buf, None], [p, buf], lr, momentum, dampening, weight_decay,
-                    nesterov=nesterov, maximize=maximize, found_inf=found_inf, first=first if i in fresh else None,
+                    recorder, torch.ops.nova.sgd.default, [p, g, buf, None], [p, buf], lr, momentum, dampening,
+                    weight_decay, nesterov=nesterov, maximize=maximize, found_inf=found_inf,
+                    first=first if i in fresh else None,
                 )  # fmt: skip
             if first is not None:
                 done = torch.zeros_like(first)

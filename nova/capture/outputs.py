@@ -64,8 +64,8 @@ def describe(
         if source is not None:
             return {"source": source}
         raise CaptureError(
-            f"the step returns a {type(v).__name__}, which a replay cannot build again; return tensors, numbers, and tuples, lists, "
-            "dicts or dataclasses of them"
+            f"the step returns a {type(v).__name__}, which a replay cannot build again; return tensors, numbers, and "
+            "tuples, lists, dicts or dataclasses of them"
         )
 
     return visit(value)
@@ -90,7 +90,8 @@ def rebuild(tree: Any, outputs: Sequence[Any], resolve: Callable[[Source], Any])
         case "dict":
             return {k: rebuild(v, outputs, resolve) for k, v in value}
         case "mapping":
-            return _find(value)(**{k: rebuild(v, outputs, resolve) for k, v in value[2]}) if _keywords(value) else _find(value)({k: rebuild(v, outputs, resolve) for k, v in value[2]})  # fmt: skip
+            items = {k: rebuild(v, outputs, resolve) for k, v in value[2]}
+            return _find(value)(**items) if _keywords(value) else _find(value)(items)
         case "namedtuple":
             return _find(value)(*(rebuild(v, outputs, resolve) for v in value[2]))
         case "dataclass":

@@ -324,8 +324,8 @@ class Recorder(TorchDispatchMode):
         """Python saw the value of a traced number."""
         if root.source is None:
             raise self.fail(CaptureError(
-                "the step uses the gradient scale in a Python decision, which reads a tensor's value; it may only flow into tensors "
-                "and outputs", self.lines.here(),
+                "the step uses the gradient scale in a Python decision, which reads a tensor's value; it may only flow "
+                "into tensors and outputs", self.lines.here(),
             ))  # fmt: skip
         self.scalar_guards[ScalarGuard(root.source, root.phase, op, other, result)] = None
 

@@ -55,7 +55,8 @@ class StepRandom:
         if stream is None:
             if before not in self._known:
                 raise CaptureError(
-                    "the step seeds PyTorch's random generator; seed it outside the step (a replayed step draws one seed from it)",
+                    "the step seeds PyTorch's random generator; seed it outside the step (a replayed step draws one "
+                    "seed from it)",
                     line,
                 )
             stream = self._seen[before] = self.streams

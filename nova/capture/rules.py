@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from nova.capture import dynamic
 from nova.capture.signature import TensorType
@@ -83,7 +83,8 @@ def find_rule(func: Any) -> Rule:
 
 
 _VIEWS = {
-    "_unsafe_view", "_reshape_alias", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "view", "slice", "select",
+    "_unsafe_view", "_reshape_alias", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "view", "slice",
+    "select",
 }  # fmt: skip
 
 
@@ -187,7 +188,9 @@ def _functional_of(func: Any) -> Any:
     """The out-of-place overload of an in-place operator: the same name without `_`, the same argument types."""
     if func not in _FUNCTIONAL:
         name = func._schema.name.split("::")[1]
-        packet = getattr(getattr(torch.ops, func.namespace), name.removesuffix("_"), None) if name.endswith("_") else None
+        packet = (
+            getattr(getattr(torch.ops, func.namespace), name.removesuffix("_"), None) if name.endswith("_") else None
+        )
         wanted = [str(a.type) for a in func._schema.arguments]
         overloads = _overloads(packet) if packet is not None else []
         overloads.sort(key=lambda o: o._overloadname != func._overloadname)
@@ -330,14 +333,18 @@ def _foreach_one(name: str, overload: str, args: tuple[Any, ...], kwargs: dict[s
         product = a * b if name == "addcmul" else a / b
         return x + product * value if isinstance(value, Tensor) else getattr(aten, name).default(x, a, b, value=value)
     if name in ("maximum", "clamp_min", "minimum", "clamp_max"):
-        bound = {"maximum": "clamp_min", "minimum": "clamp_max"}.get(name, name)
-        return getattr(torch, {"clamp_min": "maximum", "clamp_max": "minimum"}[bound])(*args) if isinstance(args[1], Tensor) else getattr(torch, bound)(*args)  # fmt: skip
+        low = name in ("maximum", "clamp_min")
+        if isinstance(args[1], Tensor):
+            return (torch.maximum if low else torch.minimum)(*args)
+        return (torch.clamp_min if low else torch.clamp_max)(*args)
     if name == "copy":
         return args[1].expand_as(args[0]).to(args[0].dtype)
     if name == "zero":
         return torch.zeros_like(args[0])
     if name == "norm":
-        return torch.linalg.vector_norm(args[0], args[1] if len(args) > 1 else kwargs.get("ord", 2), **({"dtype": kwargs["dtype"]} if kwargs.get("dtype") else {}))  # fmt: skip
+        return torch.linalg.vector_norm(
+            args[0], args[1] if len(args) > 1 else kwargs.get("ord", 2), dtype=kwargs.get("dtype")
+        )
     if name == "max":
         return args[0].max()
     if name in _FOREACH_BINARY and isinstance(kwargs.get("alpha", 1), Tensor):
@@ -444,8 +451,9 @@ def fill_(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return out
 
 
-_FILL = {"zeros": 0, "ones": 1, "empty": 0, "zeros_like": 0, "ones_like": 1, "empty_like": 0, "new_zeros": 0, "new_ones": 1,
-         "new_empty": 0, "empty_strided": 0, "new_empty_strided": 0, "_efficientzerotensor": 0}  # fmt: skip
+_FILL = {"zeros": 0, "ones": 1, "empty": 0, "zeros_like": 0, "ones_like": 1, "empty_like": 0, "new_zeros": 0,
+         "new_ones": 1, "new_empty": 0, "empty_strided": 0, "new_empty_strided": 0,
+         "_efficientzerotensor": 0}  # fmt: skip
 
 
 @rule(*(getattr(aten, name) for name in _FILL))
@@ -488,8 +496,8 @@ def read_value(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if args and all(isinstance(a, Tensor) and _is_constant(rec.values.node(a)) for a in args):
         return func(*args, **kwargs)
     raise CaptureError(
-        "the step reads a tensor's value (.item(), float(), bool(), an `if` on a tensor, print): a compiled step cannot wait for "
-        "it; return the tensor and read it outside, or use torch.where",
+        "the step reads a tensor's value (.item(), float(), bool(), an `if` on a tensor, print): a compiled step "
+        "cannot wait for it; return the tensor and read it outside, or use torch.where",
         rec.lines.here(),
     )
 
@@ -592,9 +600,23 @@ def index_put_impl_(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dic
     return out
 
 
-_METADATA = {"aten::is_pinned", "aten::_has_same_storage_numel", "aten::is_same_size", "aten::dense_dim", "aten::sparse_dim",
-             "aten::is_coalesced", "aten::_dimV", "aten::_dimI", "aten::_nnz", "aten::is_set_to", "prim::device",
-             "aten::_debug_has_internal_overlap", "aten::sym_size", "aten::sym_numel", "aten::sym_stride"}  # fmt: skip
+_METADATA = {
+    "aten::is_pinned",
+    "aten::_has_same_storage_numel",
+    "aten::is_same_size",
+    "aten::dense_dim",
+    "aten::sparse_dim",
+    "aten::is_coalesced",
+    "aten::_dimV",
+    "aten::_dimI",
+    "aten::_nnz",
+    "aten::is_set_to",
+    "prim::device",
+    "aten::_debug_has_internal_overlap",
+    "aten::sym_size",
+    "aten::sym_numel",
+    "aten::sym_stride",
+}
 
 
 def check_results(rec: Recorder, func: Any, out: Any) -> None:

@@ -38,7 +38,7 @@ class ScalarGuard:
 
     def holds(self, value: float) -> bool:
         if self.op == "value":
-            return value == self.other or (value != value and self.other != self.other)
+            return value == self.other or (math.isnan(value) and math.isnan(self.other))
         return bool(getattr(operator, self.op)(value, self.other)) == self.result
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def _plain(recorder: Recorder, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         raise recorder.fail(CaptureError(
-            "a scheduler reads a tensor's value inside the step (ReduceLROnPlateau.step(loss)); call it outside the step",
+            "a scheduler reads a tensor's value inside the step (ReduceLROnPlateau.step(loss)); call it outside",
             recorder.lines.here(),
         ))  # fmt: skip
     return value.concrete() if isinstance(value, TracedFloat) else value

@@ -35,14 +35,16 @@ def run(build: Callable, transform: Callable, seed: int) -> tuple[list[Any], lis
 
 
 def agree(build: Callable, captures: int | None = 1, rtol: float = 1e-4, atol: float = 1e-6, seed: int = 0) -> Replayed:
-    """Asserts that replays equal eager in outputs and in final state, and that the step was recorded `captures` times."""
+    """Asserts that replays equal eager in outputs and final state, and that the step was recorded `captures` times."""
     eager, eager_state, _ = run(build, lambda f: f, seed)
     outs, state, step = run(build, Replayed, seed)
     for i, (a, b) in enumerate(zip(eager, outs, strict=True)):
         for j, (x, y) in enumerate(zip(a, b, strict=True)):
             where = f"step {i} output {j}: "
             if isinstance(x, Tensor):
-                assert x.dtype == y.dtype and x.shape == y.shape and x.stride() == y.stride(), f"{where}{x.stride()} {y.stride()}"
+                assert x.dtype == y.dtype and x.shape == y.shape and x.stride() == y.stride(), (
+                    f"{where}{x.stride()} {y.stride()}"
+                )
                 torch.testing.assert_close(y, x, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: where + m)
             else:
                 assert type(x) is type(y) and (x == y or abs(x - y) < 1e-9), f"{where}{x!r} {y!r}"

@@ -1,7 +1,7 @@
-"""Runs a captured graph in PyTorch, one node at a time, with the layout rule of level 0: every value is dense and row-major.
+"""Runs a captured graph in PyTorch, node by node, with the layout rule of level 0: every value is dense, row-major.
 
-    run = Interpreter(captured)
-    fresh = run(tensors, scalars, seed)     fresh outputs in order; state outputs are written into their inputs
+run = Interpreter(captured)
+fresh = run(tensors, scalars, seed)     fresh outputs in order; state outputs are written into their inputs
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ class Interpreter:
             if spec.strides is not None:
                 fresh.append(torch.empty_strided(value.shape, spec.strides, dtype=value.dtype).copy_(value))
             else:
-                fresh.append(value.clone(memory_format=torch.contiguous_format) if value.layout is torch.strided else value.clone())
+                fresh.append(
+                    value.clone(memory_format=torch.contiguous_format)
+                    if value.layout is torch.strided
+                    else value.clone()
+                )
         new = [(value.clone(), inputs[spec.input]) for spec, value in outputs if spec.kind == "state"]
         for value, target in new:
             target.copy_(value)

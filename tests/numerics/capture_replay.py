@@ -80,7 +80,7 @@ class Replayed:
         signature = recording.step.signature
         returned = {}
         tensors, scalars, seed = [], [], 0
-        specs = [s for s in signature.inputs]
+        specs = list(signature.inputs)
         for spec in specs:
             if spec.role not in ("scalar", "seed"):
                 tensors.append(self.resolve(recording, roots, spec.source))
@@ -92,7 +92,9 @@ class Replayed:
                     numbers[i] = float(self.resolve(recording, roots, spec.source))
             if phase < len(host):
                 effect = host[phase]
-                getattr(self.resolve(recording, roots, effect["target"]), effect["method"])(*effect["args"], **effect["kwargs"])
+                getattr(self.resolve(recording, roots, effect["target"]), effect["method"])(
+                    *effect["args"], **effect["kwargs"]
+                )
         scalars = [numbers[i] for i in sorted(numbers)]
         if signature.uses_rng:
             seed = draw_seed()
@@ -119,13 +121,23 @@ class Replayed:
                 spec = recording.step.signature.inputs[effect["input"]]
                 t = self.resolve(recording, roots, spec.source)
                 start = t.storage_offset() + spec.span_offset + effect["offset"]
-                self.resolve(recording, roots, effect["param"]).grad = t.detach().as_strided(effect["size"], effect["stride"], start)
+                self.resolve(recording, roots, effect["param"]).grad = t.detach().as_strided(
+                    effect["size"], effect["stride"], start
+                )
             case "assign":
                 target = effect["target"]
                 owner = target.__class__(target.root, target.key, target.path[:-1])
                 ((kind, value),) = effect["value"].items()
-                number = float(outputs[value]) if kind == "float" else value if kind == "const" else self.resolve(recording, roots, value)
-                self.resolve(recording, roots, owner)[target.path[-1][1]] = int(number) if effect["type"] == "int" else number
+                number = (
+                    float(outputs[value])
+                    if kind == "float"
+                    else value
+                    if kind == "const"
+                    else self.resolve(recording, roots, value)
+                )
+                self.resolve(recording, roots, owner)[target.path[-1][1]] = (
+                    int(number) if effect["type"] == "int" else number
+                )
 
 
 def sources(tree: Any, visit: Any) -> None:

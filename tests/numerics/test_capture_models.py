@@ -1,12 +1,7 @@
 """Whole training steps, recorded once and replayed from their graph, against eager PyTorch."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 from capture_checks import agree
 from models import MODELS, build
 

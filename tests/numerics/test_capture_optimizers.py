@@ -1,33 +1,44 @@
 """Optimizers inside recorded steps: the recognised ones as single operations, the others operation by operation."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-from torch import nn
-
-sys.path[:0] = [str(Path(__file__).parent)]
 from capture_checks import agree
+from torch import nn
 
 from nova.errors import CaptureError
 
 O = torch.optim
 RECOGNISED = [
-    (O.SGD, {"lr": 0.1}), (O.SGD, {"lr": 0.1, "momentum": 0.9}), (O.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
-    (O.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}), (O.SGD, {"lr": 0.1, "maximize": True}),
-    (O.SGD, {"lr": 0.1, "momentum": 0.9, "foreach": True}), (O.SGD, {"lr": 0.1, "momentum": 0.9, "fused": True}),
-    (O.Adam, {"lr": 1e-2}), (O.Adam, {"lr": 1e-2, "amsgrad": True, "weight_decay": 0.1}), (O.Adam, {"fused": True}),
-    (O.Adam, {"lr": 1e-2, "maximize": True}), (O.AdamW, {"lr": 1e-2}), (O.AdamW, {"lr": 1e-2, "foreach": True}),
-    (O.AdamW, {"lr": 1e-2, "amsgrad": True, "betas": (0.8, 0.95), "eps": 1e-6}), (O.AdamW, {"fused": True}),
-    (O.AdamW, {"lr": torch.tensor(1e-2)}), (O.Adagrad, {"lr": 0.1}),
+    (O.SGD, {"lr": 0.1}),
+    (O.SGD, {"lr": 0.1, "momentum": 0.9}),
+    (O.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    (O.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}),
+    (O.SGD, {"lr": 0.1, "maximize": True}),
+    (O.SGD, {"lr": 0.1, "momentum": 0.9, "foreach": True}),
+    (O.SGD, {"lr": 0.1, "momentum": 0.9, "fused": True}),
+    (O.Adam, {"lr": 1e-2}),
+    (O.Adam, {"lr": 1e-2, "amsgrad": True, "weight_decay": 0.1}),
+    (O.Adam, {"fused": True}),
+    (O.Adam, {"lr": 1e-2, "maximize": True}),
+    (O.AdamW, {"lr": 1e-2}),
+    (O.AdamW, {"lr": 1e-2, "foreach": True}),
+    (O.AdamW, {"lr": 1e-2, "amsgrad": True, "betas": (0.8, 0.95), "eps": 1e-6}),
+    (O.AdamW, {"fused": True}),
+    (O.AdamW, {"lr": torch.tensor(1e-2)}),
+    (O.Adagrad, {"lr": 0.1}),
     (O.Adagrad, {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.2}),
-    (O.RMSprop, {"lr": 1e-2}), (O.RMSprop, {"lr": 1e-2, "centered": True, "momentum": 0.9, "weight_decay": 0.1}),
-]  # fmt: skip
+    (O.RMSprop, {"lr": 1e-2}),
+    (O.RMSprop, {"lr": 1e-2, "centered": True, "momentum": 0.9, "weight_decay": 0.1}),
+]
 GENERAL = [
-    (O.NAdam, {"lr": 1e-2}), (O.NAdam, {"lr": 1e-2, "decoupled_weight_decay": True, "weight_decay": 0.1}), (O.RAdam, {"lr": 1e-2}),
-    (O.Adamax, {"lr": 1e-2}), (O.Rprop, {"lr": 1e-2}), (O.ASGD, {"lr": 1e-2}), (O.Adadelta, {"lr": 0.5}),
-]  # fmt: skip
+    (O.NAdam, {"lr": 1e-2}),
+    (O.NAdam, {"lr": 1e-2, "decoupled_weight_decay": True, "weight_decay": 0.1}),
+    (O.RAdam, {"lr": 1e-2}),
+    (O.Adamax, {"lr": 1e-2}),
+    (O.Rprop, {"lr": 1e-2}),
+    (O.ASGD, {"lr": 1e-2}),
+    (O.Adadelta, {"lr": 0.5}),
+]
 
 
 def network():
@@ -93,7 +104,9 @@ def test_momentum_changes_but_not_to_zero():
 def test_groups_with_their_own_rates():
     def build():
         m = network()
-        opt = O.AdamW([{"params": m[0].parameters(), "lr": 0.1}, {"params": m[2].parameters(), "weight_decay": 0.3}], lr=1e-2)
+        opt = O.AdamW(
+            [{"params": m[0].parameters(), "lr": 0.1}, {"params": m[2].parameters(), "weight_decay": 0.3}], lr=1e-2
+        )
 
         def step(x):
             opt.zero_grad()
@@ -115,7 +128,11 @@ def test_some_parameters_have_no_gradient():
             m(x).square().mean().backward()
             opt.step()
 
-        return step, [(torch.randn(4, 5),) for _ in range(3)], lambda: [*m.parameters(), *extra.parameters(), *tensors(opt)]
+        return (
+            step,
+            [(torch.randn(4, 5),) for _ in range(3)],
+            lambda: [*m.parameters(), *extra.parameters(), *tensors(opt)],
+        )
 
     agree(build)
 
@@ -164,7 +181,11 @@ def test_custom_optimizer_with_a_python_rate():
         def step(self):
             for group in self.param_groups:
                 for p in group["params"]:
-                    m = self.state[p].setdefault("m", torch.zeros_like(p)) if "m" not in self.state[p] else self.state[p]["m"]
+                    m = (
+                        self.state[p].setdefault("m", torch.zeros_like(p))
+                        if "m" not in self.state[p]
+                        else self.state[p]["m"]
+                    )
                     m.lerp_(p.grad, 1 - group["decay"])
                     p.add_(m.sign(), alpha=-group["lr"])
 
@@ -175,7 +196,9 @@ def test_custom_optimizer_with_a_python_rate():
     agree(make(Signed, {"lr": 0.01}, change), captures=2)
 
 
-@pytest.mark.parametrize("scheduler", ["StepLR", "OneCycleLR", "CosineAnnealingLR", "LambdaLR", "SequentialLR", "ExponentialLR"])
+@pytest.mark.parametrize(
+    "scheduler", ["StepLR", "OneCycleLR", "CosineAnnealingLR", "LambdaLR", "SequentialLR", "ExponentialLR"]
+)
 def test_scheduler_in_the_step(scheduler):
     S = O.lr_scheduler
 
@@ -183,11 +206,13 @@ def test_scheduler_in_the_step(scheduler):
         m = network()
         opt = O.AdamW(m.parameters(), lr=1e-2)
         sched = {
-            "StepLR": lambda: S.StepLR(opt, 2), "OneCycleLR": lambda: S.OneCycleLR(opt, 1e-2, total_steps=12),
-            "CosineAnnealingLR": lambda: S.CosineAnnealingLR(opt, 8), "LambdaLR": lambda: S.LambdaLR(opt, lambda i: 1 / (i + 1)),
+            "StepLR": lambda: S.StepLR(opt, 2),
+            "OneCycleLR": lambda: S.OneCycleLR(opt, 1e-2, total_steps=12),
+            "CosineAnnealingLR": lambda: S.CosineAnnealingLR(opt, 8),
+            "LambdaLR": lambda: S.LambdaLR(opt, lambda i: 1 / (i + 1)),
             "SequentialLR": lambda: S.SequentialLR(opt, [S.ConstantLR(opt), S.ExponentialLR(opt, 0.7)], [3]),
             "ExponentialLR": lambda: S.ExponentialLR(opt, 0.5),
-        }[scheduler]()  # fmt: skip
+        }[scheduler]()
 
         def step(x):
             opt.zero_grad()
@@ -221,10 +246,17 @@ def test_rate_set_in_the_step_from_an_argument():
 
 
 @pytest.mark.parametrize("overflow", [(), (0,), (2,), (1, 2)])
-@pytest.mark.parametrize("kind,options", [
-    (O.SGD, {"lr": 0.1, "momentum": 0.9}), (O.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3}), (O.AdamW, {"lr": 1e-2}),
-    (O.AdamW, {"lr": 1e-2, "fused": True}), (O.Adamax, {"lr": 1e-2}),
-], ids=ids)  # fmt: skip
+@pytest.mark.parametrize(
+    "kind,options",
+    [
+        (O.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (O.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3}),
+        (O.AdamW, {"lr": 1e-2}),
+        (O.AdamW, {"lr": 1e-2, "fused": True}),
+        (O.Adamax, {"lr": 1e-2}),
+    ],
+    ids=ids,
+)
 def test_grad_scaler(kind, options, overflow):
     def build():
         m = network()

@@ -2,18 +2,14 @@
 
 import copy
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-
-sys.path[:0] = [str(Path(__file__).parent)]
 from capture_replay import Replayed
+from torch import nn
 
 from nova.capture.record import record
 from nova.errors import CaptureError, NovaError, UnsupportedError
-
 
 
 def clip(t):
@@ -23,13 +19,25 @@ def clip(t):
 
 
 READS = {
-    "item": lambda t: t.item(), "float": lambda t: float(t), "bool": lambda t: bool(t > 0), "int": lambda t: int(t),
-    "branch": lambda t: 1 if t > 0 else 2, "list": lambda t: t.tolist(), "numpy": lambda t: t.detach().numpy(),
-    "print": lambda t: print(t), "format": lambda t: f"{t}", "repr": lambda t: repr(t), "equal": lambda t: torch.equal(t, t),
-    "allclose": lambda t: torch.allclose(t, t), "index": lambda t: [1, 2, 3][t.long()], "range": lambda t: list(range(t.long())),
-    "nonzero": lambda t: t.is_nonzero(), "round": lambda t: round(t.item(), 2), "in": lambda t: t in [t * 2],
-    "clip": lambda t: clip(t),
-}  # fmt: skip
+    "item": lambda t: t.item(),
+    "float": float,
+    "bool": lambda t: bool(t > 0),
+    "int": int,
+    "branch": lambda t: 1 if t > 0 else 2,
+    "list": lambda t: t.tolist(),
+    "numpy": lambda t: t.detach().numpy(),
+    "print": print,
+    "format": lambda t: f"{t}",
+    "repr": repr,
+    "equal": lambda t: torch.equal(t, t),
+    "allclose": lambda t: torch.allclose(t, t),
+    "index": lambda t: [1, 2, 3][t.long()],
+    "range": lambda t: list(range(t.long())),
+    "nonzero": lambda t: t.is_nonzero(),
+    "round": lambda t: round(t.item(), 2),
+    "in": lambda t: t in [t * 2],
+    "clip": clip,
+}
 
 
 def problem(read, when="after"):
@@ -99,7 +107,6 @@ def test_a_read_value_is_refused_and_nothing_has_changed(read, when):
 
 def test_a_swallowed_refusal_is_still_one():
     x = torch.randn(4, 5)
-    step, m, opt, sched, _ = problem(lambda t: swallow(t))
 
     def swallow(t):
         try:
@@ -107,6 +114,7 @@ def test_a_swallowed_refusal_is_still_one():
         except Exception:
             return 0.0
 
+    step, m, opt, sched, _ = problem(swallow)
     before = state(m, opt, sched)
     with pytest.raises(CaptureError):
         record(step, (x,), {})
@@ -151,8 +159,19 @@ def test_pytorch_is_as_before():
     import math
 
     def names():
-        owners = (nn.Module, nn.functional, torch.autograd, torch.optim.Optimizer, torch.optim.Adam, torch.amp.GradScaler, math,
-                  torch.optim.lr_scheduler.StepLR, sys.modules["torch.optim.adam"], torch.compiler, torch.distributions.Distribution)
+        owners = (
+            nn.Module,
+            nn.functional,
+            torch.autograd,
+            torch.optim.Optimizer,
+            torch.optim.Adam,
+            torch.amp.GradScaler,
+            math,
+            torch.optim.lr_scheduler.StepLR,
+            sys.modules["torch.optim.adam"],
+            torch.compiler,
+            torch.distributions.Distribution,
+        )
         return [dict(vars(o)) for o in owners]
 
     before = names()
