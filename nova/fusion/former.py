@@ -326,6 +326,8 @@ class Former:
                 continue
             if any(reader is not group and not reader.dead for reader in self.readers[other]):
                 continue
+            if other.position <= self.barrier < group.position:
+                continue
             if any(value in self.outputs for member in other.ops for value in member.results) and group.kind != "loops":
                 continue
             reason = self.rebuild(group, [*other.ops, *group.ops], other.clones | group.clones)
@@ -349,10 +351,9 @@ class Former:
         trial = Group(group.kind, group.position, Space(self.materialised))
         trial.root = group.root
         ordered = sorted(ops, key=lambda o: (o is not group.root, o.order))
-        for member in ordered:
-            reason = trial.fits(member, member in clones)
-            if reason is not None:
-                return reason
+        reason = trial.take(ordered, clones)
+        if reason is not None:
+            return reason
         group.ops, group.clones, group.space, group.roles = trial.ops, trial.clones, trial.space, trial.roles
         return None
 
@@ -370,6 +371,7 @@ class Former:
                 continue
             have = {self.base(v) for member in group.ops for v in member.operands}
             extra = sum(min(leaf.bytes, base.bytes) for leaf in leaves if leaf not in have)
+            extra += sum(leaf.bytes for leaf in leaves if self.would_be_stored_for(leaf, other, op))
             pays, text = costs.recompute_pays(base, chain, extra)
             if not pays:
                 self.report.add("refused", op, base.op.name, f"{text}, so the value is stored")
@@ -393,6 +395,11 @@ class Former:
         if user.name in VIEWS:
             return any(self.forces(u) for u in user.results[0].users) or user.results[0] in self.outputs
         return user.name in CONTRACTIONS or user.name in ALONE or user.name in STEP_OPS
+
+    def would_be_stored_for(self, leaf: Value, group: Group, reader: Op) -> bool:
+        """Whether a value of `group` would have to be written only so that a chain can start from it."""
+        inside = self.home.get(leaf) is group
+        return inside and not self.is_read(leaf, group) and not self.is_wanted_later(leaf, reader)
 
     def is_wanted_later(self, value: Value, now: Op) -> bool:
         """Whether ops that come after `now` read the value too, so that it will be in memory most likely."""

@@ -49,6 +49,30 @@ class Group:
             self.clones.add(op)
         return None
 
+    def take(self, ops: list[Op], clones: set[Op]) -> str | None:
+        """Fills an empty group with ops that only fit together as a whole; None, or why they do not."""
+        if len(ops) > MAX_OPS:
+            return "the kernels have too many ops together"
+        self.clones = clones
+        for op in ops:
+            reason = self.space.add(op)
+            if reason is not None:
+                return reason
+            self.ops.append(op)
+        if len(self.space.all_inputs) > MAX_TENSORS:
+            return "the kernels read too many tensors together"
+        if self.kind == "contraction":
+            return next((reason for op in ops if (reason := self._check_contraction(op)) is not None), None)
+        if not self.space.reductions and not any(op.name in PIECEWISE for op in ops):
+            main = next((op for op in ops if op not in clones), ops[0])
+            for op in ops:
+                reason = None if op in clones or self._loops(op) == self._loops(main) else self._align(op, main)
+                if reason is not None:
+                    return reason
+        roles = roles_module.find(self.space, clones)
+        self.roles = roles
+        return roles.reason or self._check_access(roles)
+
     def _check_loops(self, op: Op, clone: bool) -> str | None:
         if not self.space.reductions and self.ops and not clone and not self.clones:
             first = self.ops[0]

@@ -59,7 +59,7 @@ def split(function: Function, target: Any) -> bool:
             ops.append(op)
             continue
         assert root is not None
-        new = _split(op, _tile(root, op, target))
+        new = _split(op, _tile(root, op, target), set(function.outputs))
         decisions.current().add("fused", op, root.name, f"partials over tiles of {new[0].attrs['tile']} columns")
         ops += new
         replaced.update(zip(op.results, new[-1].results, strict=True))
@@ -115,11 +115,11 @@ def _tile(root: Op, op: Op, target: Any) -> int:
     return tile // UNIT * UNIT
 
 
-def _split(op: Op, tile: int) -> list[Op]:
+def _split(op: Op, tile: int, outputs: set[Value]) -> list[Op]:
     logits, target, *weight = op.operands
     wide = op.results[1].dtype
     shape = (logits.shape[0], -(-logits.shape[1] // tile))
-    stored = any(user is not op for user in _users(logits))
+    stored = logits in outputs or any(user is not op for user in _users(logits))
     partials = Op("sce_partials", [logits] if stored else [logits, target], {"tile": tile}, op.location, op.order)
     for _ in range(2 if stored else 3):
         partials.result(shape, wide)
