@@ -63,8 +63,9 @@ def mark(recorder: Recorder, node: fx.Node) -> None:
     if any(n.meta.get("dynamic") for n in node.all_input_nodes):
         node.meta["dynamic_operands"] = True
     if node.target is operator.getitem:
-        several = node.args[0].meta.get("dynamic", ())  # type: ignore[union-attr]
-        found = several[node.args[1]] if isinstance(several, tuple) and several else NONE
+        args: Any = node.args
+        several = args[0].meta.get("dynamic", ())
+        found = several[args[1]] if isinstance(several, tuple) and several else NONE
     elif isinstance(type_, TensorType):
         found = _result(node, type_.shape)
     elif isinstance(type_, tuple):
@@ -82,24 +83,25 @@ def mark(recorder: Recorder, node: fx.Node) -> None:
 
 
 def _result(node: fx.Node, out: tuple[int, ...]) -> Dims:
-    target, args = node.target, node.args
+    target: Any = node.target
+    args: Any = node.args
     if target in _SOURCES:
         return frozenset({_SOURCES[target]}) if out else NONE
     if target is aten.unique_dim.default:
-        return frozenset({args[1] if len(out) > 1 else 0})  # type: ignore[arg-type]
+        return frozenset({args[1] if len(out) > 1 else 0})
     if target is aten.index.Tensor:
-        return _indexed(args[0], args[1])  # type: ignore[arg-type]
+        return _indexed(args[0], args[1])
     if not node.meta.get("dynamic_operands"):
         return NONE
-    first = args[0] if args and isinstance(args[0], fx.Node) else None
+    first: Any = args[0] if args and isinstance(args[0], fx.Node) else None
     if target is aten.permute.default:
-        return frozenset(i for i, d in enumerate(args[1]) if d in dims(first))  # type: ignore[arg-type]
+        return frozenset(i for i, d in enumerate(args[1]) if d in dims(first))
     if target is aten.view.default:
-        return view_dims(shape(first), out, dims(first))  # type: ignore[arg-type]
+        return view_dims(shape(first), out, dims(first))
     if target is aten.unsqueeze.default:
-        return frozenset(d + (d >= args[1]) for d in dims(first))  # type: ignore[operator]
+        return frozenset(d + (d >= args[1]) for d in dims(first))
     if target is aten.select.int:
-        return frozenset(d - (d > args[1]) for d in dims(first) if d != args[1])  # type: ignore[operator]
+        return frozenset(d - (d > args[1]) for d in dims(first) if d != args[1])
     if target in (aten.slice.Tensor, *_LIKE_FIRST):
         return dims(first)
     if target is aten.expand_as.default:
@@ -112,14 +114,14 @@ def _result(node: fx.Node, out: tuple[int, ...]) -> Dims:
         return frozenset(d for d in dims(a) if d < last) | frozenset({last} if last in dims(b) else ())
     if target is aten.index_select.default:
         moved = frozenset(d for d in dims(first) if d != args[1])
-        return moved | (frozenset({args[1]}) if dims(args[2]) else NONE)  # type: ignore[arg-type]
+        return moved | (frozenset({args[1]}) if dims(args[2]) else NONE)
     if target is aten.gather.default:
         return dims(args[2])
     if target is aten.embedding.default:
         return dims(args[1])
     if target in (aten.cat.default, aten.stack.default):
-        dim = int(args[1]) % len(out) if len(args) > 1 else 0  # type: ignore[call-overload]
-        pieces = frozenset().union(*(dims(n) for n in args[0]))  # type: ignore[union-attr]
+        dim = int(args[1]) % len(out) if len(args) > 1 else 0
+        pieces = frozenset().union(*(dims(n) for n in args[0]))
         return pieces if target is aten.cat.default else frozenset(d + (d >= dim) for d in pieces)
     return _broadcast(node, out)
 
@@ -155,11 +157,12 @@ def _consecutive(indices: Any) -> bool:
 
 
 def _reduced(node: fx.Node, first: Any, out: tuple[int, ...]) -> Dims:
-    at = _DIMS_AT.get(node.target, 1)
+    target: Any = node.target
+    at = _DIMS_AT.get(target, 1)
     rank = len(shape(first))
-    listed = node.args[at] if len(node.args) > at else None
+    listed: Any = node.args[at] if len(node.args) > at else None
     over = range(rank) if listed is None or listed == [] else [listed] if isinstance(listed, int) else listed
-    gone = {int(d) % rank for d in over} if rank else set()  # type: ignore[union-attr, call-overload, arg-type]
+    gone = {int(d) % rank for d in over} if rank else set()
     left = [d for d in range(rank) if d not in gone]
     if len(out) == rank:
         return frozenset(d for d in dims(first) if d not in gone)
@@ -192,7 +195,9 @@ def view_dims(old: tuple[int, ...], new: tuple[int, ...], dynamic: Dims) -> Dims
     found: set[int] = set()
     i = j = 0
     while i < len(old) or j < len(new):
-        a, b, left, right = 1, 1, [], []
+        a, b = 1, 1
+        left: list[int] = []
+        right: list[int] = []
         while not left or not right or a != b:
             if i < len(old) and (a <= b or not left) and (not left or a != b or not right):
                 a, left, i = a * old[i], [*left, i], i + 1
@@ -217,7 +222,7 @@ def arguments(recorder: Recorder, target: Any, args: tuple[Any, ...], type_: Any
     """The arguments of an operation without sizes that depend on data."""
     if not isinstance(type_, TensorType):
         return target, args
-    first = args[0] if args else None
+    first: Any = args[0] if args else None
     if target is aten.view.default and dims(first):
         places = view_dims(shape(first), type_.shape, dims(first))
         operand = recorder.forward_operand()

@@ -192,7 +192,10 @@ def _inputs(recorder: Recorder, out: Draft) -> tuple[Signature, list[Any], list[
     by_node |= {node: root for root, node, _ in recorder.scalars.values()}
     state = _state_sources(recorder)
     buffers = {id(b) for m in recorder.lines.called.values() for b in m._buffers.values() if b is not None}
-    signature, values, members, index = Signature(), [], [], {}
+    signature = Signature()
+    values: list[Any] = []
+    members: list[list[tuple[Source | None, Tensor]]] = []
+    index: dict[int, int] = {}
     graph = recorder.graph
     for node in _placeholders(graph):
         what = by_node.get(node)
@@ -214,8 +217,8 @@ def _inputs(recorder: Recorder, out: Draft) -> tuple[Signature, list[Any], list[
             members.append([])
         node._rename(_identifier(spec.name))
         signature.inputs.append(spec)
-    for spec, lifted in zip(out.specs, out.inputs, strict=True):
-        signature.outputs.append(replace(spec, input=index[id(lifted)]) if lifted is not None else spec)
+    for output, lifted in zip(out.specs, out.inputs, strict=True):
+        signature.outputs.append(replace(output, input=index[id(lifted)]) if lifted is not None else output)
     return signature, values, members
 
 
@@ -260,7 +263,7 @@ def _tensor_spec(recorder: Recorder, lifted: Lifted, state: dict[int, Source], b
     for member in lifted.members:
         source = _source(recorder, member, state)
         if source is not None:
-            offset += tensor.storage_offset() - member.storage_offset()
+            offset += int(tensor.storage_offset() - member.storage_offset())
             tensor = lifted.tensor = member
             break
     source = source or recorder.source_of(tensor)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[["FunctionMode", Any, tuple[Any, ...], dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}
+_Tensor: Any = Tensor  # with its attributes as descriptors
 
 
 def handles(*functions: Any) -> Callable[[Handler], Handler]:
@@ -105,26 +106,26 @@ def _backward(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict
         return run(*args, **kwargs)
 
 
-@handles(Tensor.grad.__set__)  # type: ignore[attr-defined]
+@handles(_Tensor.grad.__set__)
 def _set_grad(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mode.recorder.leaves.assigned(args[0])
     return func(*args)
 
 
-@handles(Tensor.grad.__delete__)  # type: ignore[attr-defined]
+@handles(_Tensor.grad.__delete__)
 def _delete_grad(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mode.recorder.leaves.assigned(args[0])
     return func(*args)
 
 
-@handles(Tensor.grad.__get__)  # type: ignore[attr-defined]
+@handles(_Tensor.grad.__get__)
 def _get_grad(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args[0].is_leaf:
         mode.recorder.leaves.was_read(args[0])
     return func(*args)
 
 
-@handles(Tensor.data.__set__)  # type: ignore[attr-defined]
+@handles(_Tensor.data.__set__)
 def _set_data(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mode.recorder.note_rebinding(args[0])
     return func(*args)
@@ -148,7 +149,7 @@ def _print(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[st
     ))  # fmt: skip
 
 
-@handles(Tensor.shape.__get__, Tensor.size, Tensor.__len__, Tensor.numel, Tensor.nelement)  # type: ignore[attr-defined]
+@handles(_Tensor.shape.__get__, Tensor.size, Tensor.__len__, Tensor.numel, Tensor.nelement)
 def _size(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A size that depends on data must not become a Python number of the user's."""
     recorder = mode.recorder
@@ -247,7 +248,7 @@ def _alpha(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ..
     alpha = kwargs.get("alpha")
     if not isinstance(alpha, (TracedFloat, Tensor)):
         return args, kwargs
-    y = kwargs.get("other", args[1] if len(args) > 1 else None)
+    y: Any = kwargs.get("other", args[1] if len(args) > 1 else None)
     scaled = y * operand(alpha, y) if isinstance(y, Tensor) else y * alpha
     rest = {k: v for k, v in kwargs.items() if k not in ("alpha", "other")}
     return (args[0], scaled), rest
@@ -285,7 +286,8 @@ def _full(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name == "full" and kwargs.get("dtype") is None:
         kwargs = {**kwargs, "dtype": torch.get_default_dtype()}
     requires_grad = kwargs.pop("requires_grad", False)
-    empty = {"full": torch.empty, "full_like": torch.empty_like, "new_full": Tensor.new_empty}[name](*rest, **kwargs)
+    makers: dict[str, Any] = {"full": torch.empty, "full_like": torch.empty_like, "new_full": Tensor.new_empty}
+    empty = makers[name](*rest, **kwargs)
     return _filled(empty, value).requires_grad_(requires_grad)
 
 
@@ -314,7 +316,7 @@ def _masked_fill(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 def _tensor(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """torch.tensor of traced numbers."""
-    data = args[0] if args else kwargs.get("data")
+    data: Any = args[0] if args else kwargs.get("data")
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     if isinstance(data, TracedFloat):
         t = data.tensor.to(dtype).clone()

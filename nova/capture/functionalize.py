@@ -330,7 +330,7 @@ class Values:
             if view.node is placeholder:
                 view.node = first
         lifted.node, lifted.type, lifted.flat = node, type_, True
-        lifted.span_offset = low - lifted.tensor.storage_offset()
+        lifted.span_offset = low - int(lifted.tensor.storage_offset())
         placeholder.graph.erase_node(placeholder)
         storage.base = base
         storage.views[base] = View(type_, None, None, node, storage.version)
@@ -343,7 +343,7 @@ class Values:
             storage.views[flat] = View(self._view_type(flat, type_.device), base, op, None, -1)
             before.parent, before.op = flat, ViewOp(aten.view.default, (list(old[1]),))
         if changed:
-            content = before.node
+            content: Any = before.node
             for g_view in (before, storage.views[flat]):
                 if g_view.parent is not None and g_view.op is not None:
                     content = write_back(self.emit, node, storage.views[g_view.parent].type, content, g_view.op)

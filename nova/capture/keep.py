@@ -15,6 +15,7 @@ Optimizer updates are in `optimizer_ops.py`, random numbers in `philox.py`.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -175,8 +176,9 @@ class Attention(torch.autograd.Function):
                     1.0 / (1.0 - dropout_p) if dropout_p < 1.0 else 0.0
                 )
             # inputs that are one tensor, or computed from one another, get the gradients of their own place only
-            q, k, v, mask = (t.view_as(t) if t is not None else None for t in (q, k, v, mask))
-            wanted = [t for t, needed in zip((q, k, v, mask), ctx.needs_input_grad, strict=False) if needed]
+            own: list[Any] = [t.view_as(t) if t is not None else None for t in (q, k, v, mask)]
+            q, k, v, mask = own
+            wanted = [t for t, needed in zip(own, ctx.needs_input_grad, strict=False) if needed]
             again = attention_formula(q, k, v, mask, keep, causal, scale)
             grads = iter(torch.autograd.grad(again, wanted, dout, create_graph=True))
             return (*(next(grads) if needed else None for needed in ctx.needs_input_grad[:4]), *(None,) * 5)

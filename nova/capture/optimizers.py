@@ -105,7 +105,7 @@ class HyperParameters:
     def unwrap(self) -> None:
         """Puts plain numbers back. A number that the step itself changed becomes an effect of the replay."""
         for table, key, original, traced, source in self._wrapped:
-            now = table.get(key)
+            now: Any = table.get(key)
             if now is traced:
                 table[key] = original
             elif isinstance(now, TracedFloat):

@@ -141,7 +141,7 @@ def view(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             if rec.has_dynamic:
                 rec.values.node(out)  # now, while it is known which derivative asks for this size
         return out
-    ops = several_views(func, x, out, rest) or [None] * len(out)
+    ops: Any = several_views(func, x, out, rest) or [None] * len(out)
     for piece, op in zip(out, ops, strict=True):
         rec.values.alias(piece, x, op)
     return out

@@ -79,4 +79,5 @@ def patch(recorder: Recorder, stack: ExitStack) -> None:
 
 
 def _subclasses(kind: type) -> list[type]:
-    return [found for sub in kind.__subclasses__() for found in (sub, *_subclasses(sub))]
+    direct: list[type] = kind.__subclasses__()
+    return [found for sub in direct for found in (sub, *_subclasses(sub))]

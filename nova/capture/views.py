@@ -43,7 +43,7 @@ class ViewOp:
 def geometry(t: Tensor) -> Geometry:
     dtype = t.dtype
     bits = (t.is_conj() + 2 * t.is_neg()) if dtype.is_complex or t.is_neg() else 0
-    return t.storage_offset(), tuple(t.shape), t.stride(), dtype, bits
+    return int(t.storage_offset()), tuple(t.shape), t.stride(), dtype, bits
 
 
 def is_contiguous(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -73,7 +73,8 @@ def memory_order(sizes: tuple[int, ...], strides: tuple[int, ...]) -> list[int] 
 
 
 def _slice_args(x: Tensor, args: tuple[Any, ...]) -> tuple[int, int, int, int]:
-    dim, start, end, step = (*args, *(0, None, None, 1)[len(args) :])
+    bounds: list[Any] = [*args, *(0, None, None, 1)[len(args) :]]
+    dim, start, end, step = bounds
     size = x.shape[dim] if x.dim() else 1
     start = 0 if start is None else start
     end = size if end is None else end
@@ -113,7 +114,8 @@ def single_view(func: Any, x: Tensor, out: Tensor, args: tuple[Any, ...]) -> Vie
         case "aten::expand":
             return ViewOp(aten.expand.default, (list(out.shape),))
         case "aten::diagonal":
-            offset, a, b = (*args, *(0, 0, 1)[len(args) :])
+            placed: list[Any] = [*args, *(0, 0, 1)[len(args) :]]
+            offset, a, b = placed
             return ViewOp(aten.diagonal.default, (offset, a % x.dim(), b % x.dim()))
         case "aten::unfold":
             return ViewOp(aten.unfold.default, (args[0] % max(x.dim(), 1), *args[1:]))
