@@ -45,6 +45,7 @@ STAGES: tuple[Stage, ...] = (
     # level 1: the step as the user wrote it, then cheaper and still the same
     Stage("simplify", 1, "step", "nova.graph.simplify", _NOVA),
     Stage("precision", 1, "step", "nova.graph.precision", _NOVA),
+    Stage("remat", 1, "step", "nova.graph.remat", _NOVA),
     # level 1 to 2: which ops share a kernel; one body for equal kernels. The loss head's tile is its contraction's
     # schedule, a pure function of shapes and target, so it is known here
     Stage("split-loss-head", 1, "step", "nova.fusion.loss_head", _NOVA),

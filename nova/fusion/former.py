@@ -28,6 +28,8 @@ ALONE = {
 STEP_OPS = frozenset({"aten_call", "bucket_ready", "func.call"})
 MAX_CHAIN = 4  # ops computed again for one operand
 MAX_CONSTANT = 4096  # bytes of a splat that is kept as data rather than filled by a kernel
+NEAR = 16  # ops of the step between a value that is computed again and the kernel that may do it
+AGAIN = "nova.again"  # set by nova.graph.remat
 SIBLINGS = 4  # recent readers of a tensor that an op may join
 
 
@@ -294,6 +296,10 @@ class Former:
             if base.bytes * 2 >= max((value.bytes for value in op.results), default=0) and base.bytes > 64:
                 found += [g for g in reversed(self.nearby.get(base, [])) if g.kind == "loops" and g not in found]
         elementwise = op.name in ELEMENTWISE or op.name in ("copy", "sce_partials")
+        if AGAIN in op.attrs:  # computed again to be short-lived: only with ops that stand near it
+            near = [g for base in bases for g in self.nearby.get(base, []) if g.kind == "contraction" and g not in found]
+            recent = [g for g in [*found, *near] if g.ops and g.ops[-1].order >= op.order - NEAR]
+            return [g for g in recent if not g.dead and (g.kind == "loops" or elementwise)]
         return [
             g
             for g in found
