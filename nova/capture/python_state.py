@@ -442,7 +442,7 @@ class Watch:
             what = f"datetime.{owner.__name__}.{name}()"
         elif name == "input" or function is open:
             user = _user_frame(frame, None)
-            if user is not None:
+            if user is not None and not _importing(user):
                 self._refuse(f"{name}()", user)
             return
         else:
@@ -509,6 +509,14 @@ class Watch:
             return function
 
         return replace
+
+
+def _importing(frame: types.FrameType) -> bool:
+    """Whether a frame is the loader of a module: someone's import hook, called by Python's import system."""
+    caller = frame.f_back
+    while caller is not None and caller.f_code.co_filename == frame.f_code.co_filename:
+        caller = caller.f_back
+    return caller is not None and caller.f_code.co_filename.startswith("<frozen importlib")
 
 
 def _user_frame(frame: types.FrameType | None, through: tuple[str, ...] | None) -> types.FrameType | None:
