@@ -23,7 +23,8 @@ from nova.errors import NovaError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from nova.pipeline import Compilation, Kernel
+    from nova.fusion.outline import KernelText
+    from nova.pipeline import Compilation
 
 
 def capture(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
@@ -62,7 +63,7 @@ class Captured:
 
         clock = pipeline.Clock(None)
         snapshots: dict[str, str] = {}
-        chosen = targets.host() if target == "cpu" else targets.preset(target)
+        chosen = targets.by_name(target)
         module, decisions = pipeline.lower_step(self.step, self.options, clock, snapshots)
         return Lowered(self, chosen, module, decisions.decisions(), snapshots)
 
@@ -142,7 +143,7 @@ class Compiled:
         return Memory.of(self.compilation.executable, self.lowered.captured.step)
 
 
-def scheduled(kernel: Kernel, target: Any) -> ScheduledKernel:
+def scheduled(kernel: KernelText, target: Any) -> ScheduledKernel:
     """Lowers one kernel to level 3 here, keeping the text after every stage."""
     from nova import pipeline
     from nova.fusion import outline

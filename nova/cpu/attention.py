@@ -46,7 +46,7 @@ class Access:
         offset: Value | int = self.offset
         for index, stride in zip(indices, self.strides, strict=False):
             offset = s.add(offset, s.mul(index, stride))
-        return s.int(offset)
+        return s.i64(offset)
 
     def matrix(self, columns: int) -> Matrix:
         """The last two dims."""

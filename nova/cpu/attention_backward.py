@@ -144,7 +144,7 @@ class Emitter:
             h = s.add(range_.first_head, 0 if range_.heads == 1 else offset)
             first: Index = range_.first_group
             if op.causal and range_.groups > 1:  # groups that end before the first key see nothing
-                first = s.max(first, ln.divui(s.int(k0), s.i(self.size * self.g.queries)))
+                first = s.max(first, ln.divui(s.i64(k0), s.i(self.size * self.g.queries)))
             with s.loop(first, s.add(range_.first_group, range_.groups)) as group:
                 self.emit_group(range_.b, h, s.mul(group, self.size), k0, count)
         if self.key:
@@ -177,12 +177,12 @@ class Emitter:
         if shift is not None:
             rows = s.min(rows, s.add(shift, g.queries))
         with s.when("sgt", rows, 0):
-            self.emit_scores(b, h, p, q0, k0, k_local, s.int(rows), shift)
+            self.emit_scores(b, h, p, q0, k0, k_local, s.i64(rows), shift)
             if self.query:
                 keys = s.at(self.at["k"], s.mul(k_local, self.key_pitch))
                 target = s.at(self.at["dq"], s.mul(p, self.query_rows * g.queries))
                 self.kit.call(
-                    "weighted", [keys, self.tile("products", p), target, s.int(s.round_up(rows, 4))],
+                    "weighted", [keys, self.tile("products", p), target, s.i64(s.round_up(rows, 4))],
                     lambda s, *args: emit_weighted(s, *args, dim=op.dim, pitch=self.key_pitch),
                 )  # fmt: skip
 
@@ -205,7 +205,7 @@ class Emitter:
         scores, products = self.tile("scores", p), self.tile("products", p)
         if op.mask:
             access = op["mask"]
-            lanes = s.int(s.min(s.sub(op.queries, q0), g.queries))
+            lanes = s.i64(s.min(s.sub(op.queries, q0), g.queries))
             start = access.start(s, b, h, q0, k0)
             masks.apply_mask(kit, op.mask, self.body.pointer(access), start, lanes, scores, rows)
         keep = None
@@ -217,7 +217,7 @@ class Emitter:
         lift = s.at(self.at["lift"], place) if op.has_floor else None
         base, delta = s.at(self.at["base"], place), s.at(self.at["delta"], place)
         softmax.gradient_step(
-            kit, self.options, scores, products, base, delta, rows, None if shift is None else s.int(shift), keep, lift
+            kit, self.options, scores, products, base, delta, rows, None if shift is None else s.i64(shift), keep, lift
         )
 
     def emit_outer(self, k_local: Index, rows: Index, panels: Index, shift: Index | None) -> None:
@@ -228,9 +228,9 @@ class Emitter:
             ("dk", "products", "q_columns", op.dim, self.key_pitch),
         ):
             target = s.at(self.at[name], s.mul(k_local, pitch))
-            args = [self.at[tile], self.at[columns], target, s.int(rows), s.int(panels)]
+            args = [self.at[tile], self.at[columns], target, s.i64(rows), s.i64(panels)]
             self.kit.call(
-                f"outer_{dim}", args + ([s.int(shift)] if shift is not None else []),
+                f"outer_{dim}", args + ([s.i64(shift)] if shift is not None else []),
                 lambda s, *args, dim=dim, pitch=pitch: emit_outer(
                     s, *args, dim=dim, pitch=pitch, tile_rows=self.block, panel_rows=self.size * g.queries
                 ),
@@ -248,23 +248,23 @@ class Emitter:
             with s.loop(0, elements, s.geometry.lanes) as i:
                 s.store(s.v(0.0), target, i)
 
-        self.kit.call("clear", [target, self.s.int(elements)], body)
+        self.kit.call("clear", [target, self.s.i64(elements)], body)
 
     def pack_keys(self, b: Index, kv_head: Index, k0: Index, count: Index) -> None:
         s, op = self.s, self.op
-        padded = s.int(s.round_up(count, self.g.row_unit))
+        padded = s.i64(s.round_up(count, self.g.row_unit))
         for name, pitch, columns in (("k", self.key_pitch, op.dim), ("v", self.value_pitch, op.value_dim)):
             access = op[name]
             start = access.start(s, b, kv_head, k0)
             pack.pack_rows(
-                self.kit, access.matrix(columns), self.body.pointer(access), start, s.int(count), padded, self.at[name],
+                self.kit, access.matrix(columns), self.body.pointer(access), start, s.i64(count), padded, self.at[name],
                 pitch,
             )  # fmt: skip
 
     def pack_queries(self, b: Index, h: Index, q_first: Index, panels: Index) -> None:
         s, g, op, kit = self.s, self.g, self.op, self.kit
-        total = s.int(s.mul(panels, g.queries))
-        valid = s.int(s.min(s.sub(op.queries, q_first), total))
+        total = s.i64(s.mul(panels, g.queries))
+        valid = s.i64(s.min(s.sub(op.queries, q_first), total))
         for name, dim in (("q", op.dim), ("dout", op.value_dim)):
             access = op[name]
             source, matrix = self.body.pointer(access), access.matrix(dim)
@@ -275,13 +275,13 @@ class Emitter:
                 )
             with s.loop(0, panels) as p:
                 q0 = s.add(q_first, s.mul(p, g.queries))
-                rows = s.int(s.min(s.sub(op.queries, q0), g.queries))
+                rows = s.i64(s.min(s.sub(op.queries, q0), g.queries))
                 target = s.at(self.at[f"{name}_lanes"], s.mul(p, dim * g.queries))
                 pack.pack_lanes(kit, matrix, source, access.start(s, b, h, q0), rows, target)
         dout, out, lse = op["dout"], op["out"], op["lse"]
         with s.loop(0, panels) as p:
             q0, place = s.add(q_first, s.mul(p, g.queries)), s.mul(p, g.queries)
-            rows = s.int(s.min(s.sub(op.queries, q0), g.queries))
+            rows = s.i64(s.min(s.sub(op.queries, q0), g.queries))
             pack.row_products(
                 kit, dout.matrix(op.value_dim), out.matrix(op.value_dim), self.body.pointer(dout),
                 dout.start(s, b, h, q0), self.body.pointer(out), out.start(s, b, h, q0), rows,
@@ -298,7 +298,7 @@ class Emitter:
         self.kit.call("unit", [self.at["unit"], s.s(op.scale)], _fill_panel)
         with s.loop(0, panels) as p:
             q0 = s.add(q_first, s.mul(p, g.queries))
-            rows = s.int(s.min(s.sub(op.queries, q0), g.queries))
+            rows = s.i64(s.min(s.sub(op.queries, q0), g.queries))
             tile = s.at(self.at["dq"], s.mul(p, self.query_rows * g.queries))
             pack.write_lanes(
                 self.kit, access.matrix(op.dim), tile, self.at["unit"], self.body.pointer(access),
@@ -315,7 +315,7 @@ class Emitter:
                 access = op[name]
                 pack.write_rows(
                     self.kit, access.matrix(dim), self.at[name], s.s(factor), self.body.pointer(access),
-                    access.start(s, b, kv_head, k0), s.int(count), pitch,
+                    access.start(s, b, kv_head, k0), s.i64(count), pitch,
                 )  # fmt: skip
 
     # --- the gradient of the mask ------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ class Emitter:
                     count = s.min(s.sub(op.keys, k0), self.block)
                     with s.loop(0, op.batch if over_b else 1) as i, s.loop(0, op.heads if over_h else 1) as j:
                         b, h = i if over_b else cell_b, j if over_h else cell_h
-                        kv_head = h if op.group == 1 else ln.divui(s.int(h), s.i(op.group))
+                        kv_head = h if op.group == 1 else ln.divui(s.i64(h), s.i(op.group))
                         self.pack_keys(b, kv_head, k0, count)
                         with s.loop(first, last) as group:
                             self._mask_group(b, h, s.mul(group, self.size), k0, count)
@@ -372,14 +372,14 @@ class Emitter:
             shift = s.sub(q0, k0) if op.causal else None
             rows = count if shift is None else s.min(count, s.add(shift, g.queries))
             with s.when("sgt", rows, 0):
-                self.emit_scores(b, h, p, q0, k0, 0, s.int(rows), shift)
-                lanes = s.int(s.min(s.sub(op.queries, q0), g.queries))
+                self.emit_scores(b, h, p, q0, k0, 0, s.i64(rows), shift)
+                lanes = s.i64(s.min(s.sub(op.queries, q0), g.queries))
                 target = s.at(
                     self.at["dmask"], s.mul(p, self._mask_rows() * g.queries if op["dmask"].strides[2] else 0)
                 )
                 step = g.queries if self._mask_rows() > 1 else 0
                 self.kit.call(
-                    "add_rows", [self.tile("products", p), target, s.int(rows), lanes],
+                    "add_rows", [self.tile("products", p), target, s.i64(rows), lanes],
                     lambda s, *args: _add_rows(s, step, *args),
                 )  # fmt: skip
 
@@ -391,7 +391,7 @@ class Emitter:
         start = access.start(s, b, h, 0 if over_q else q_first, k0)
         self.kit.call(
             "write_mask",
-            [self.at["dmask"], self.body.pointer(access), start, s.int(queries), s.int(count)],
+            [self.at["dmask"], self.body.pointer(access), start, s.i64(queries), s.i64(count)],
             lambda s, *args: _write_mask(s, access, self._mask_rows(), over_q, *args),
         )
 

@@ -42,7 +42,7 @@ def phase(work: Work) -> Phase:
         factor = s.s(op.factor)
         with region.tasks() as task:
             b, h, group = body.unflatten(task, (op.batch, op.heads, groups))
-            kv_head = h if op.group == 1 else ln.divui(s.int(h), s.i(op.group))
+            kv_head = h if op.group == 1 else ln.divui(s.i64(h), s.i(op.group))
             first_panel = s.mul(group, size)
             panels = s.min(s.add(work.panels(), s.mul(first_panel, -1)), size)
 
@@ -51,7 +51,7 @@ def phase(work: Work) -> Phase:
                 rows = s.min(s.sub(op.queries, q0), g.queries)
                 queries = op["q"]
                 pack.pack_lanes(
-                    kit, queries.matrix(op.dim), body.pointer(queries), queries.start(s, b, h, q0), s.int(rows),
+                    kit, queries.matrix(op.dim), body.pointer(queries), queries.start(s, b, h, q0), s.i64(rows),
                     s.at(at["queries"], s.mul(p, op.dim * g.queries)),
                 )  # fmt: skip
                 outputs = s.at(at["outputs"], s.mul(p, value_rows * g.queries))
@@ -67,12 +67,12 @@ def phase(work: Work) -> Phase:
                 end = s.min(s.mul(s.add(first_panel, panels), g.queries), op.keys)
             with s.loop(0, end, schedule.block_keys) as k0:
                 count = s.min(s.sub(end, k0), schedule.block_keys)
-                padded = s.int(s.round_up(count, g.row_unit))
+                padded = s.i64(s.round_up(count, g.row_unit))
                 for name, pitch, columns in (("k", key_pitch, op.dim), ("v", value_pitch, op.value_dim)):
                     access = op[name]
                     start = access.start(s, b, kv_head, k0)
                     pack.pack_rows(
-                        kit, access.matrix(columns), body.pointer(access), start, s.int(count), padded,
+                        kit, access.matrix(columns), body.pointer(access), start, s.i64(count), padded,
                         at["keys" if name == "k" else "values"], pitch,
                     )  # fmt: skip
                 with s.loop(0, panels) as p:
@@ -80,11 +80,11 @@ def phase(work: Work) -> Phase:
                     shift = s.sub(q0, k0) if op.causal else None
                     rows = s.min(count, s.add(shift, g.queries)) if op.causal else count
                     with s.when("sgt", rows, 0):
-                        _panel(body, at, b, h, q0, k0, p, s.int(rows), shift, factor)
+                        _panel(body, at, b, h, q0, k0, p, s.i64(rows), shift, factor)
 
             with s.loop(0, panels) as p:
                 q0 = s.mul(s.add(first_panel, p), g.queries)
-                rows = s.int(s.min(s.sub(op.queries, q0), g.queries))
+                rows = s.i64(s.min(s.sub(op.queries, q0), g.queries))
                 place = s.mul(p, g.queries)
                 softmax.finish_rows(
                     kit, s.at(at["maxima"], place), s.at(at["sums"], place), at["alpha"], at["statistic"], op.has_floor
@@ -110,7 +110,7 @@ def phase(work: Work) -> Phase:
         )  # fmt: skip
         if op.mask:
             access = op["mask"]
-            lanes = s.int(s.min(s.sub(op.queries, q0), g.queries))
+            lanes = s.i64(s.min(s.sub(op.queries, q0), g.queries))
             masks.apply_mask(
                 kit, op.mask, body.pointer(access), access.start(s, b, h, q0, k0), lanes, at["scores"], rows
             )
@@ -124,7 +124,7 @@ def phase(work: Work) -> Phase:
             kit.call("apply_keep", [at["scores"], at["keep"], rows], _multiply_rows)
         outputs = s.at(at["outputs"], s.mul(p, value_rows * g.queries))
         kit.call(
-            "weighted", [at["values"], at["scores"], outputs, s.int(s.round_up(rows, 4)), at["alpha"]],
+            "weighted", [at["values"], at["scores"], outputs, s.i64(s.round_up(rows, 4)), at["alpha"]],
             lambda s, *args: emit_weighted(s, *args, dim=op.value_dim, pitch=value_pitch),
         )  # fmt: skip
 
@@ -134,7 +134,7 @@ def phase(work: Work) -> Phase:
 def element_index(s, op, b, h, q0, k0):
     """The number of element (b, h, q0, k0) of the [B, H, T, S] tensor that is never made."""
     row = s.add(s.mul(s.add(s.mul(b, op.heads), h), op.queries), q0)
-    return s.int(s.add(s.mul(row, op.keys), k0))
+    return s.i64(s.add(s.mul(row, op.keys), k0))
 
 
 def _multiply_rows(s, tile, keep, rows) -> None:

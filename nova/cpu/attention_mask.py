@@ -103,7 +103,7 @@ def _apply_blocks(
                 if mask.is_bool:
                     entry = ln.cmpf("ogt", entry, s.v(0.5))
                 s.store(_masked(s, mask, s.load(target, i * g.queries), entry), target, i * g.queries)
-    return s.int(done)
+    return s.i64(done)
 
 
 # --- dropout ---------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ class Scope:
         """A scalar of the compute type."""
         return self.constant(self.geometry.element, number)
 
-    def int(self, value: Value | int) -> Value:
+    def i64(self, value: Value | int) -> Value:
         return self.i(value) if isinstance(value, int) else value
 
     # --- integer arithmetic that folds Python ints -------------------------------------------------------------------
@@ -100,7 +100,7 @@ class Scope:
             return b
         if isinstance(b, int) and b == 0:
             return a
-        return ln.addi(self.int(a), self.int(b))
+        return ln.addi(self.i64(a), self.i64(b))
 
     def mul(self, a: Value | int, b: int) -> Value | int:
         if isinstance(a, int):
@@ -110,17 +110,17 @@ class Scope:
     def min(self, a: Value | int, b: Value | int) -> Value | int:
         if isinstance(a, int) and isinstance(b, int):
             return min(a, b)
-        return ln.minsi(self.int(a), self.int(b))
+        return ln.minsi(self.i64(a), self.i64(b))
 
     def max(self, a: Value | int, b: Value | int) -> Value | int:
         if isinstance(a, int) and isinstance(b, int):
             return max(a, b)
-        return ln.maxsi(self.int(a), self.int(b))
+        return ln.maxsi(self.i64(a), self.i64(b))
 
     def sub(self, a: Value | int, b: Value | int) -> Value | int:
         if isinstance(b, int):
             return self.add(a, -b)
-        return ln.subi(self.int(a), b)
+        return ln.subi(self.i64(a), b)
 
     def round_up(self, value: Value | int, unit: int) -> Value | int:
         """The next multiple of `unit` of a value >= 0."""
@@ -132,7 +132,7 @@ class Scope:
 
     @contextmanager
     def loop(self, begin: Value | int, end: Value | int, step: int = 1) -> Iterator[Value]:
-        op = scf.ForOp(self.int(begin), self.int(end), self.i(step))
+        op = scf.ForOp(self.i64(begin), self.i64(end), self.i(step))
         with ir.InsertionPoint(op.body):
             yield op.induction_variable
             scf.YieldOp([])
@@ -145,14 +145,14 @@ class Scope:
         inits: Sequence[Value],
         body: Callable[[Value, list[Value]], Sequence[Value]],
     ) -> list[Value]:
-        op = scf.ForOp(self.int(begin), self.int(end), self.i(step), list(inits))
+        op = scf.ForOp(self.i64(begin), self.i64(end), self.i(step), list(inits))
         with ir.InsertionPoint(op.body):
             scf.YieldOp(list(body(op.induction_variable, list(op.inner_iter_args))))
         return list(op.results)
 
     @contextmanager
     def when(self, predicate: str, a: Value | int, b: Value | int) -> Iterator[None]:
-        op = scf.IfOp(ln.cmpi(predicate, self.int(a), self.int(b)))
+        op = scf.IfOp(ln.cmpi(predicate, self.i64(a), self.i64(b)))
         with ir.InsertionPoint(op.then_block):
             yield
             scf.YieldOp([])

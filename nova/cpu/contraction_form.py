@@ -215,6 +215,7 @@ def _outputs(
     found = []
     for number, returned in enumerate(terminator.operands):
         window = ac.view_of(arguments[first + number], position)
+        assert window is not None
         value = returned
         while value not in generics:
             owner = value.owner

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from nova.cpu import build
 from nova.cpu import lanes as ln
@@ -19,7 +19,7 @@ from nova.mlir import ir
 if TYPE_CHECKING:
     from nova.cpu.parallel import Region
 
-Int = int | Value
+Int: TypeAlias = int | Value
 
 
 _pool: ContextVar[tuple[ir.Block, dict[int, Value]] | None] = ContextVar("constant pool", default=None)

@@ -11,14 +11,15 @@ import functools
 import math
 import struct
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from nova.mlir import ir
 
-Value = ir.Value
-Type = ir.Type
+Value: TypeAlias = ir.Value
+Type: TypeAlias = ir.Type
 
-_FLOAT_PREDICATES = ("false", "oeq", "ogt", "oge", "olt", "ole", "one", "ord")
-_FLOAT_PREDICATES += ("ueq", "ugt", "uge", "ult", "ule", "une", "uno", "true")
+_ORDERED = ("false", "oeq", "ogt", "oge", "olt", "ole", "one", "ord")
+_FLOAT_PREDICATES = (*_ORDERED, "ueq", "ugt", "uge", "ult", "ule", "une", "uno", "true")
 _INT_PREDICATES = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
 
 

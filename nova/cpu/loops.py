@@ -14,7 +14,7 @@ from nova.cpu import build, parallel
 from nova.cpu import lanes as ln
 from nova.cpu.lanes import Value
 from nova.cpu.loops_emit import NestEmitter, Storage
-from nova.cpu.loops_ir import Access, Kernel, Result, read_kernel
+from nova.cpu.loops_ir import Access, Argument, Kernel, Result, read_kernel
 from nova.cpu.loops_merge import cross_keys, merge_phase, slot_pointer, start_partial
 from nova.cpu.loops_plan import TILE_WIDTH, Nest, local_size, plan
 from nova.cpu.loops_values import Key
@@ -146,7 +146,8 @@ def _emit_streaming(
     kernel: Kernel, nest: Nest, emitter: NestEmitter, region: parallel.Region, begin: Value, end: Value
 ) -> None:
     """Nontemporal stores need aligned buffers: a second copy of the nest serves the others."""
-    outputs = {s.source.position for g in nest.generics for o in g.outputs for s in o.stores}
+    stores = [s.source for g in nest.generics for o in g.outputs for s in o.stores]
+    outputs = {source.position for source in stores if isinstance(source, Argument)}
     bits = None
     for position in sorted(outputs):
         address = ln.create("llvm.ptrtoint", ln.int_type(64), [region.pointers[position]])

@@ -160,17 +160,19 @@ class NestEmitter(body.Hooks):
         """`access` to a result, as an access to the buffer it was stored in."""
         replaced = {own.plain_dim(): index for own, index in zip(producer.access_indices, access.indices, strict=True)}
         linear = store.linear()
-        constant, terms = linear.constant, {}
+        constant = linear.constant
+        terms: dict[int, int] = {}
         for dim, coefficient in linear.terms:
             index = replaced[dim]
             constant += index.constant * coefficient
             for inner, factor in index.terms:
                 terms[inner] = terms.get(inner, 0) + factor * coefficient
+        assert isinstance(store.source, Argument)
         return Place(self.storage.arguments[store.source.position], Index.of(constant, terms), access.element)
 
     def cursor(self, place: Place) -> Cursor:
         """At the head of the lane loop: everything but its own term."""
-        stride = dict(place.index.terms).get(self.lane_dim, 0)
+        stride = 0 if self.lane_dim is None else dict(place.index.terms).get(self.lane_dim, 0)
         offset = add(self.offset(place.index, skip=self.lane_dim), mul(self.lane_low, stride))
         pointer = ln.address(place.pointer, value_of(offset), place.element)
         return Cursor(pointer, stride, place.element)

@@ -67,7 +67,8 @@ class Access:
 
     def linear(self) -> Index:
         """Element offset in a dense row-major buffer of `shape`."""
-        constant, terms, stride = 0, {}, 1
+        terms: dict[int, int] = {}
+        constant, stride = 0, 1
         for extent, index in zip(reversed(self.shape), reversed(self.indices), strict=True):
             constant += index.constant * stride
             for dim, coefficient in index.terms:
@@ -220,6 +221,7 @@ class _Reader:
         first_output = len(arguments) - len(returned)
         for number, value in enumerate(returned):
             destination = self.tensors[arguments[first_output + number]]
+            assert isinstance(destination, View)
             if value not in self.tensors:  # an argument returned as it is needs nothing
                 self._want(value, destination)
         for view in self.block.operations:
@@ -400,7 +402,8 @@ def _slice(op: ir.Operation, small: ir.RankedTensorType) -> tuple[list[int], lis
     offsets, sizes, strides = (
         list(ir.DenseI64ArrayAttr(op.attributes[f"static_{part}"])) for part in ("offsets", "sizes", "strides")
     )
-    shape, kept = list(small.shape), []
+    shape = list(small.shape)
+    kept: list[int] = []
     for axis, size in enumerate(sizes):
         # unit axes may be dropped: match from the left, dropping a 1 only where the type has no place for it
         remaining = len(sizes) - axis

@@ -325,7 +325,8 @@ def _generic_seconds(kernel: Kernel, generic: Generic) -> float:
 
 def local_index(access: Access, row_dims: set[int], sizes: dict[int, int], output: Output) -> Index:
     """Offset of a per-row value in its row's scratch: the axes that are rows drop out."""
-    constant, terms, stride = 0, {}, 1
+    terms: dict[int, int] = {}
+    constant, stride = 0, 1
     axes = zip(reversed(access.indices), reversed(output.access_indices), reversed(output.shape), strict=True)
     for index, own, extent in axes:
         if own.plain_dim() is None:

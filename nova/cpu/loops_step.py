@@ -262,9 +262,13 @@ class StepEmitter:
     def _emit_main(self, heads: Heads, end: Value | int, result: dict[Key, Carried]) -> None:
         """The wide loop. Its vectors span several registers, which LLVM splits into as many independent chains."""
         keys = [key for key, c in result.items() if c.vector is not None]
-        combiners = {a.key: a.output.combiner for a in self.carried}
+        combiners = {a.key: a.output.combiner for a in self.carried if a.output.combiner is not None}
         wide = self.lanes * self.unroll
-        inits = [identity(combiners[k], ln.vector_type(ln.element_of(result[k].vector.type), wide)) for k in keys]
+        vectors = [c.vector for c in result.values() if c.vector is not None]
+        inits = [
+            identity(combiners[k], ln.vector_type(ln.element_of(v.type), wide))
+            for k, v in zip(keys, vectors, strict=True)
+        ]
 
         def iteration(i: Value, values: list[Value]) -> list[Value]:
             updated = self._body(heads, i, wide, dict(zip(keys, values, strict=True)), keys)
@@ -288,6 +292,7 @@ class StepEmitter:
             heads.operands[generic.number] = [self._head(heads, access) for access in accesses]
             for accumulator in self.accumulators:
                 if accumulator.generic is generic and accumulator.level == len(self.inner):
+                    assert accumulator.place is not None
                     heads.memory[accumulator.key] = self._cached(heads, accumulator.place)
             if not generic.is_reduction:
                 self._head_stores(heads, generic)
@@ -299,7 +304,7 @@ class StepEmitter:
                 if isinstance(operand, Cursor):
                     known.append(operand.uniform)
                 else:
-                    known.append(operand if isinstance(operand, Value) else None)
+                    known.append(operand if isinstance(operand, ir.Value) else None)
             self.nest.dims = generic.dims
             self.nest.lanes = self.lanes
             heads.environments[generic.number] = body.hoist_uniform(generic.block, known, self.nest)
@@ -417,10 +422,11 @@ class StepEmitter:
         loops(0)
 
     def _fill(self, accumulator: Accumulator) -> None:
-        output, nest = accumulator.output, self.nest
+        output, nest, place = accumulator.output, self.nest, accumulator.place
+        assert place is not None
 
         def emit():
-            target = nest.cursor(accumulator.place)
+            target = nest.cursor(place)
             source = None
             if output.init.access is not None and nest.operand(output.init.access) is None:
                 source = nest.cursor(nest.place_of(output.init.access))
@@ -436,17 +442,18 @@ class StepEmitter:
 
     def _copy_out(self, accumulator: Accumulator) -> None:
         """A result that is wanted in more than one place accumulates in the first."""
-        nest, output = self.nest, accumulator.output
+        nest, output, place = self.nest, accumulator.output, accumulator.place
+        assert place is not None
         own = Access(Result(*accumulator.key), output.shape, output.element, output.access_indices)
         targets = [nest.place_of(store) for store in output.stores]
         if accumulator.key in nest.storage.whole:
             targets.append(nest.place_of(own))
         for target in targets:
-            if target == accumulator.place:
+            if target == place:
                 continue
 
             def emit(target: Place = target):
-                source, sink = nest.cursor(accumulator.place), nest.cursor(target)
+                source, sink = nest.cursor(place), nest.cursor(target)
                 return lambda i, lanes: sink.write(source.read(i, lanes), i, lanes)
 
             self._kept_loops(accumulator, emit)

@@ -238,6 +238,7 @@ def _join(
     """The whole reduction of one tensor from its partials, in chunk order; sums of f32 in f64."""
     output = kernel.generics[key[0]].outputs[key[1]]
     combiner = output.combiner
+    assert combiner is not None
     wide = combiner == "arith.addf" and output.element == ln.f32()
     start = identity(combiner, output.element)
     if not is_identity(combiner, output.init, output.element):

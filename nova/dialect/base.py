@@ -32,7 +32,7 @@ from nova.dialect.types import Described, broadcast_shapes, describe
 from nova.mlir import ext, ir
 
 
-class Nova(ext.Dialect, name="nova"):
+class Nova(ext.Dialect, name="nova"):  # type: ignore[call-arg]  # the bindings are untyped
     """The device-independent dialect of whole training steps."""
 
 

@@ -92,6 +92,12 @@ class Emitter:
         return tuple(recorded) if isinstance(recorded, (tuple, list)) else (recorded,)
 
     @property
+    def schema_name(self) -> str:
+        """Name of the node's operator without its overload, as in "aten::amax"."""
+        target: Any = self.node.target
+        return target._schema.name
+
+    @property
     def shape(self) -> Shape:
         """Recorded shape of the only result."""
         return tuple(self.node.meta["type"].shape)
@@ -129,9 +135,9 @@ class Emitter:
             known = ranks[level]
             ranks[level] = dtype if known is None else _promote(known, dtype)
         result: str | None = None
-        for dtype in ranks:
-            if dtype is not None and (result is None or _category(dtype) > _category(result)):
-                result = dtype if result is None else _promote(result, dtype)
+        for found in ranks:
+            if found is not None and (result is None or _category(found) > _category(result)):
+                result = found if result is None else _promote(result, found)
         assert result is not None
         return result
 
@@ -353,7 +359,8 @@ def _emit_node(emitter: Emitter, node: fx.Node, block: ir.Block, signature: Any)
             emitter.scalars.add(id(value))
     elif node.op == "output":
         emitter.b.loc = None
-        func.ReturnOp([_returned(emitter, n, o).ir for n, o in zip(node.args[0], signature.outputs, strict=True)])
+        results: Any = node.args[0]
+        func.ReturnOp([_returned(emitter, n, o).ir for n, o in zip(results, signature.outputs, strict=True)])
     else:
         raise CompileError(f"unexpected graph node {node.op} {node.target}", node.meta.get("src"))
 

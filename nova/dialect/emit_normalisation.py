@@ -214,10 +214,12 @@ def native_batch_norm_backward(
     b, dtype = e.b, statistics_dtype(x.dtype)
     dy = b.cast(dy, x.dtype)
     if train:
+        assert mean is not None and rstd is not None
         mean, rstd = b.cast(mean, dtype), b.cast(rstd, dtype)
         param = (x.shape[1:2], dtype if weight is None else weight.dtype)
         operands = [dy, x, mean, rstd, *([weight] if weight is not None else [])]
         return _masked(e, b.create("batch_norm_backward", operands, [(x.shape, x.dtype), param, param]), mask)
+    assert running_mean is not None and running_var is not None
     rstd = b.op("rsqrt", b.op("add", b.cast(running_var, dtype), b.constant(eps, dtype)))
     wide, wide_x = b.cast(dy, dtype), b.cast(x, dtype)
     slope = rstd if weight is None else b.op("mul", rstd, b.cast(weight, dtype))

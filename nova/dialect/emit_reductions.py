@@ -105,7 +105,7 @@ def amax(e: Emitter, x: Value, dims: Any = None, keepdim: bool = False) -> Value
 
 
 def _extreme(e: Emitter) -> str:
-    return "max" if "max" in e.node.target._schema.name else "min"
+    return "max" if "max" in e.schema_name else "min"
 
 
 @emits("max.default", "min.default")
@@ -153,7 +153,7 @@ def argmax(e: Emitter, x: Value, dim: int | None = None, keepdim: bool = False) 
 @emits("any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims")
 def any_(e: Emitter, x: Value, dims: Any = None, keepdim: bool = False) -> Value:
     """Disjunction or conjunction of x != 0."""
-    name = e.node.target._schema.name.removeprefix("aten::")
+    name = e.schema_name.removeprefix("aten::")
     return e.b.cast(e.b.reduce(name, e.b.cast(x, "bool"), e.dims(dims, x.rank), keepdim), e.dtype)
 
 
@@ -274,7 +274,7 @@ def log_softmax_backward(e: Emitter, dy: Value, y: Value, dim: int, input_dtype:
 @emits("cumsum.default", "cumprod.default")
 def scan(e: Emitter, x: Value, dim: int, *, dtype: Any = None) -> Value:
     """Running sum or product."""
-    name = e.node.target._schema.name.removeprefix("aten::")
+    name = e.schema_name.removeprefix("aten::")
     x = e.b.cast(x, e.dtype)
     if x.rank == 0:
         return x

@@ -11,8 +11,8 @@ from nova.dialect.base import Nova
 from nova.mlir import ext
 
 
-class PhiloxOp(Nova.Operation, name="philox"):
-    """word = word `element % 4` of Philox4x32-10 with key = seed (low, high word), counter (element // 4, 0, stream, 0).
+class PhiloxOp(Nova.Operation, name="philox"):  # type: ignore[call-arg, name-defined]  # the bindings are untyped
+    """word = word `element % 4` of Philox4x32-10, key = seed (low, high word), counter (element // 4, 0, stream, 0).
 
     seed: i64, element: i64 -> i32; the attribute stream: i64. Pure.
     """
@@ -23,7 +23,7 @@ class PhiloxOp(Nova.Operation, name="philox"):
     word: ext.Result[Any]
 
 
-class CheckOp(Nova.Operation, name="check"):
+class CheckOp(Nova.Operation, name="check"):  # type: ignore[call-arg, name-defined]  # the bindings are untyped
     """Reports `value` (i64) to the kernel's error record where `bad` (i1) holds; otherwise nothing.
 
     The function's attribute `nova.raises` has the exception's class and message, with "{value}" to be filled in. The
