@@ -70,12 +70,17 @@ class Step:
                 found[use.position] = use
         return [found[p] for p in sorted(found)]
 
-    def source(self, value: ir.Value) -> tuple[Item, int] | None:
-        """What a chain of views reads: (op, result), or None for an argument of the step."""
+    def root(self, value: ir.Value) -> ir.Value:
+        """The value behind a chain of views."""
         found = self.home.get(value)
         while found is not None and is_view(found[0]):
-            found = self.home.get(found[0].op.operands[0])
-        return found
+            value = found[0].op.operands[0]
+            found = self.home.get(value)
+        return value
+
+    def source(self, value: ir.Value) -> tuple[Item, int] | None:
+        """What a chain of views reads: (op, result), or None for an argument of the step."""
+        return self.home.get(self.root(value))
 
 
 def is_view(item: Item) -> bool:
@@ -218,11 +223,11 @@ def _sink(step: Step, late: list[Item], chain: Chain) -> ir.Operation | None:
     use = late[0]
     if len(late) != 1 or use.name not in CONTRACTIONS:
         return None
-    wanted = {source for i in chain.items for v in i.op.operands if (source := _key(step, v)) is not None}
+    wanted = {step.root(v) for i in chain.items for v in i.op.operands}
     first_read = min((u.position for r in range(len(use.results)) for u in step.uses(use, r)), default=0)
     end = min(use.position + SINK_WINDOW, first_read, len(step.items) - 1)
     for other in step.items[use.position + 1 : end]:
-        if other is not use and any(_key(step, v) in wanted for v in other.op.operands) and not is_view(other):
+        if other is not use and any(step.root(v) in wanted for v in other.op.operands) and not is_view(other):
             follower = step.items[other.position + 1].op
             views = [r for r in use.readers[0] if is_view(r)]
             use.op.move_before(follower)
@@ -231,10 +236,3 @@ def _sink(step: Step, late: list[Item], chain: Chain) -> ir.Operation | None:
                     view.op.move_after(use.op)
             return use.op
     return None
-
-
-def _key(step: Step, value: ir.Value) -> tuple[int, int] | None:
-    source = step.source(value)
-    return None if source is None else (source[0].position, source[1])
-
-
