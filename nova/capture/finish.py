@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -302,8 +303,14 @@ def _plain_result(value: Any) -> Any:
     """The step's result with traced numbers as floats."""
     if isinstance(value, TracedFloat):
         return value.plain
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_plain_result, value))
     if type(value) in (tuple, list):
-        return type(value)(_plain_result(v) for v in value)
+        return type(value)(map(_plain_result, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for name, part in vars(value).items():
+            if isinstance(part, TracedFloat):
+                object.__setattr__(value, name, part.plain)
     if type(value) is dict:
         return {k: _plain_result(v) for k, v in value.items()}
     return value

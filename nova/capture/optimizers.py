@@ -56,6 +56,7 @@ class HyperParameters:
         self.recorder = recorder
         self.optimizers: dict[int, Optimizer] = {}
         self._wrapped: list[tuple[dict[Any, Any], Any, Any, Any, Source]] = []  # table, key, original, traced, source
+        self._first: dict[tuple[int, Any], tuple[dict[Any, Any], Any]] = {}  # what stood there before the step
 
     def wrap(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self.optimizers:
@@ -75,6 +76,7 @@ class HyperParameters:
                     traced = type(value)(self.recorder.traced(extend(at, ("item", k)), v) for k, v in enumerate(value))
                     group[key] = traced
                     self._wrapped.append((group, key, value, traced, at))
+                    self._first.setdefault((id(group), key), (group, value))
         if not isinstance(optimizer, RECOGNISED):
             self._wrap_counts(optimizer)
 
@@ -90,10 +92,7 @@ class HyperParameters:
     def _put(self, table: dict[Any, Any], key: Any, value: Any, source: Source) -> None:
         traced = table[key] = self.recorder.traced(source, value)
         self._wrapped.append((table, key, value, traced, source))
-
-    def originals(self) -> dict[tuple[int, Any], Any]:
-        """The plain values of wrapped entries, by table and key."""
-        return {(id(table), key): original for table, key, original, _, _ in self._wrapped}
+        self._first.setdefault((id(table), key), (table, value))
 
     @staticmethod
     def states(optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
@@ -119,6 +118,11 @@ class HyperParameters:
             elif type(now) in (int, float) and now != original:
                 self.recorder.assignments.append((source, now, type(original)))
         self._wrapped.clear()
+
+    def restore(self) -> None:
+        """Puts back what stood there before the step, whatever the step or a scheduler set since."""
+        for (_, key), (table, value) in self._first.items():
+            table[key] = value
 
     @contextmanager
     def on_host(self) -> Iterator[None]:

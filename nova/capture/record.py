@@ -369,19 +369,10 @@ class Recorder(TorchDispatchMode):
     def undo_scheduler(self, sched: Any, snapshot: Callable[[Any], dict[str, Any]]) -> None:
         chain = [sched, *getattr(sched, "_schedulers", ())]
         saved = [(s, snapshot(s)) for s in chain]
-        opts = {id(o): o for s in chain if (o := getattr(s, "optimizer", None)) is not None}
-        plain = self.hyper.originals()
-        groups = [
-            (g, {k: plain.get((id(g), k), v) for k, v in g.items() if k != "params"})
-            for o in opts.values()
-            for g in o.param_groups
-        ]
 
         def undo() -> None:
             for s, state in saved:
                 vars(s).update(state)
-            for group, values in groups:
-                group.update(values)
 
         self.undo.append(undo)
 
@@ -409,6 +400,7 @@ class Recorder(TorchDispatchMode):
                     memory, copy = storage.backup
                     memory.copy_(copy)
             self.leaves.restore()
+            self.hyper.restore()
             for undo in reversed(self.undo):
                 undo()
             self.random.rollback()
@@ -463,6 +455,16 @@ def _batch_norm_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
+def _without_any(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A PyTorch function without its check `if torch.any(...)`, which reads values."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with replaced(torch, "any", lambda *_, **__: False):
+            return original(*args, **kwargs)
+
+    return run
+
+
 def _surroundings(recorder: Recorder, stack: ExitStack, function: Any) -> None:
     """Portable operations, one thread, patched Python surface."""
     stack.enter_context(torch.autograd.set_multithreading_enabled(False))
@@ -486,6 +488,8 @@ def _surroundings(recorder: Recorder, stack: ExitStack, function: Any) -> None:
 
     stack.enter_context(replaced(torch.nn.Module, "__call__", __call__))
     stack.enter_context(replaced(_BatchNorm, "forward", _batch_norm_forward(_BatchNorm.forward)))
+    loss = torch.nn.functional.gaussian_nll_loss
+    stack.enter_context(replaced(torch.nn.functional, "gaussian_nll_loss", _without_any(loss)))
     _patch_checkpoint(recorder, stack)
     optimizers.patch(recorder, stack)
     scaler.patch(recorder, stack)

@@ -313,6 +313,19 @@ def test_double_backward_through_everything_kept_whole():
     agree(build, rtol=1e-3, atol=1e-5)
 
 
+def test_losses_that_check_their_arguments():
+    def build():
+        w = nn.Parameter(torch.rand(4, 3))
+
+        def step(x):
+            w.grad = None
+            F.gaussian_nll_loss(x @ w, torch.ones(5, 3), w.square().sum(0).expand(5, 3)).backward()
+
+        return step, [(torch.randn(5, 4),) for _ in range(2)], lambda: [w.grad]
+
+    agree(build)
+
+
 def test_function_transforms():
     def build():
         w = nn.Parameter(torch.randn(4, 3))
