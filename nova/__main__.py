@@ -1,15 +1,16 @@
 """`python -m nova`: look at the compiler without a training run, and without a GPU.
 
-    python -m nova opt PASS... FILE.mlir       run passes on IR, print the result
-    python -m nova passes                      the pipeline, stage by stage
-    python -m nova schedule M N K              the schedule of a contraction on a target, and why
-    python -m nova ops                         the manual of the nova dialect
-    python -m nova cache [--clear]             what the artifact cache holds
-    python -m nova doctor                      versions, target and settings
+python -m nova opt PASS... FILE.mlir       run passes on IR, print the result
+python -m nova passes                      the pipeline, stage by stage
+python -m nova schedule M N K              the schedule of a contraction on a target, and why
+python -m nova ops                         the manual of the nova dialect
+python -m nova cache [--clear]             what the artifact cache holds
+python -m nova doctor                      versions, target and settings
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, rich_markup_mode=None)
-console = Console()
+console = Console(markup=False)  # brackets in what is printed are its own
 
 
 @app.command()
@@ -28,6 +29,11 @@ def opt(passes: list[str] = typer.Argument(help="pass names, then a file (or - f
     from nova.mlir import context, parse
 
     *names, file = passes
+    for name in names:
+        if name not in pipeline.BY_NAME:
+            raise typer.BadParameter(f"no pass named {name!r}; passes: {', '.join(pipeline.BY_NAME)}")
+    if file != "-" and not Path(file).is_file():
+        raise typer.BadParameter(f"no file {file!r}")
     module = parse(sys.stdin.read() if file == "-" else Path(file).read_text())
     with context():
         for name in names:
@@ -44,8 +50,8 @@ def passes() -> None:
 
     table = Table("level", "pass", "sees", "what it does")
     for stage in STAGES:
-        doc = (importlib.import_module(stage.module).__doc__ or "").strip().splitlines()[0]
-        table.add_row(str(stage.level), stage.name, stage.scope, doc)
+        doc = (importlib.import_module(stage.module).__doc__ or "").strip().split("\n\n")[0]
+        table.add_row(str(stage.level), stage.name, stage.scope, " ".join(doc.split()))
     console.print(table)
 
 
@@ -62,20 +68,31 @@ def ops() -> None:
 @app.command()
 def schedule(m: int, n: int, k: int, dtype: str = "f32", target: str = "cpu") -> None:
     """The Analytic Configurator's choice for an M x N x K contraction, with its reasons."""
-    from nova.schedule.contraction import ContractionProblem, schedule_contraction
-    from nova.schedule.target import by_name, host
+    from nova.schedule.contraction import row_major, schedule_contraction
+    from nova.schedule.target import ELEMENT_BYTES, by_name
 
-    chosen = host() if target == "cpu" else by_name(target)
-    result = schedule_contraction(ContractionProblem(m=m, n=n, k=k, dtype=dtype), chosen)
-    console.print(result)
+    try:
+        chosen = by_name(target)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--target") from None
+    if dtype not in chosen.peak or dtype not in ELEMENT_BYTES:
+        raise typer.BadParameter(f"{target} has rates for {', '.join(chosen.peak)}", param_hint="--dtype")
+    result = schedule_contraction(row_major(m, n, k, dtype=dtype, output_bytes=ELEMENT_BYTES[dtype]), chosen)
+    table = Table("field", "value", title=f"{m} x {n} x {k}, {dtype}, {target}")
+    for field in dataclasses.fields(result):
+        if field.name != "reasons":
+            table.add_row(field.name, str(getattr(result, field.name)))
+    console.print(table)
+    for reason in result.reasons:
+        console.print(reason)
 
 
 @app.command()
 def cache(clear: bool = typer.Option(False, help="delete every entry")) -> None:
     """Where the artifact cache is and what it holds."""
-    from nova.runtime.cache import Cache
+    from nova.runtime.cache import shared
 
-    store = Cache()
+    store = shared()
     if clear:
         store.clear()
     console.print(store.describe())
@@ -91,7 +108,9 @@ def doctor() -> None:
     from nova.config import TABLE
     from nova.schedule.target import host
 
-    console.print(f"nova {__version__}, torch {torch.__version__}, llvmlite {llvmlite.__version__}, python {sys.version.split()[0]}")
+    versions = {"nova": __version__, "torch": torch.__version__, "llvmlite": llvmlite.__version__}
+    versions["python"] = sys.version.split()[0]
+    console.print(", ".join(f"{name} {version}" for name, version in versions.items()))
     console.print(host())
     table = Table("setting", "default", "meaning")
     for name, default, meaning in TABLE:

@@ -269,6 +269,38 @@ class Cache:
     def _warn(self, message: str) -> None:
         warnings.warn(f"Nova cache: {message}", CacheWarning, stacklevel=4)
 
+    # -- the whole folder
+
+    def entries(self) -> Iterator[Path]:
+        """The files that hold entries, of every kind; nothing else that the folder may hold."""
+        if self.directory is None:
+            return
+        for path in sorted(self.directory.glob("*/??/*")):
+            with contextlib.suppress(OSError):
+                if path.name.startswith(path.parent.name) and path.is_file():
+                    with path.open("rb") as file:
+                        ours = file.read(len(_MAGIC)) == _MAGIC
+                    if ours:
+                        yield path
+
+    def clear(self) -> None:
+        """Deletes every entry, here and on disk."""
+        self.clear_memory()
+        for path in list(self.entries()):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def describe(self) -> str:
+        """Where the cache is, and the number and size of the entries of each kind."""
+        if self.directory is None:
+            return "no cache on disk (NOVA_CACHE=0)"
+        sizes: dict[str, list[int]] = {}
+        for path in self.entries():
+            with contextlib.suppress(OSError):
+                sizes.setdefault(path.parent.parent.name, []).append(path.stat().st_size)
+        lines = [f"{kind}: {len(found)} entries, {sum(found) / 1e6:.1f} MB" for kind, found in sorted(sizes.items())]
+        return "\n".join([str(self.directory), *(lines or ["empty"])])
+
     def clear_memory(self) -> None:
         """Forgets what this process holds; the disk stays."""
         with self._guard:
