@@ -7,15 +7,16 @@
     %dp = nova.gelu_backward(%dh, %pre)        %h2 = nova.gelu(%pre)                 same epilogue as %dp
                                                %dw = nova.matmul(%dyT, %h2)
 
-A value is computed again if it is large, nothing reads it over a long stretch of the step, and what it is made of is live
-at the far end anyway (or is made of such values itself, a few ops deep). So memory falls and nothing new is kept.
-A contraction that reads it is sunk behind the next op that reads the same source, so that the copy joins that op's kernel.
+A value is computed again if it is large, nothing reads it over a long stretch of the step, and what it is made of is
+live at the far end anyway (or is made of such values itself, a few ops deep). So memory falls and nothing new is kept.
+A contraction that reads it sinks behind the next op that reads the same source: the copy joins that op's kernel.
 `nova.layer_norm` counts as elementwise given its saved statistics. Runs after `simplify`, whose CSE would undo it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from nova.dialect.build import Builder, wrap
@@ -124,7 +125,7 @@ def size(value: ir.Value) -> int:
 def _after_gap(item: Item, uses: list[Item]) -> list[Item]:
     """The uses behind the longest stretch without one, if it is long."""
     points = [item.position, *(use.position for use in uses)]
-    gaps = [b - a for a, b in zip(points, points[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(points)]
     if not gaps or max(gaps) < MIN_GAP:
         return []
     return uses[gaps.index(max(gaps)) :]
