@@ -20,12 +20,12 @@ from common import interleave, quiet, save
 
 
 def gpt_step(fused: bool):
-    from train_gpt import GPT, batches
+    from train_gpt import BATCH, CONTEXT, GPT, HEADS, LAYERS, WIDTH, batches
 
     torch.manual_seed(0)
-    model = GPT(192, 6, 4, 128)
+    model = GPT(WIDTH, HEADS, LAYERS, CONTEXT)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), fused=fused)
-    data = batches(torch.randint(256, (100_000,)), 1, 8, 128, 0, torch.device("cpu"))[0]
+    data = batches(torch.randint(256, (100_000,)), 1, BATCH, CONTEXT, 0, torch.device("cpu"))[0]
 
     def step(ids, targets):
         loss = model(ids, targets)
