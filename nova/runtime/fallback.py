@@ -193,7 +193,11 @@ class Fallback:
         for ref, result in zip(call.results, prepared.run(operands), strict=True):
             if ref.live is not None:
                 # A result that shares an operand's bytes would change when the arena is reused.
-                shared = any(result.untyped_storage().data_ptr() == o.untyped_storage().data_ptr() for o in operands)
+                shared = result.layout is torch.strided and any(
+                    result.untyped_storage().data_ptr() == o.untyped_storage().data_ptr()
+                    for o in operands
+                    if o.layout is torch.strided
+                )
                 self.live[ref.live] = result.clone() if shared and result.numel() else result
                 continue
             if tuple(result.shape) != ref.shape or result.dtype != torch_dtype(ref.dtype):
