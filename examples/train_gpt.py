@@ -26,6 +26,7 @@ from nova.measure import peak_allocated
 
 console = Console()
 WARMUP = 3  # steps left out of the timing
+LEARNING_RATE = 1e-3
 BATCH, CONTEXT, WIDTH, HEADS, LAYERS = 2, 128, 128, 8, 6  # 1.2 M parameters: two cores train it in a minute
 
 
@@ -101,7 +102,7 @@ def batches(data: Tensor, count: int, batch: int, context: int, seed: int, devic
     return out
 
 
-def learning_rate(step: int, steps: int, peak: float = 2e-3, warmup: int = 20) -> float:
+def learning_rate(step: int, steps: int, warmup: int = 60) -> float:
     """Relative learning rate: linear warm-up, then cosine down to a tenth."""
     if step < warmup:
         return (step + 1) / warmup
@@ -109,7 +110,7 @@ def learning_rate(step: int, steps: int, peak: float = 2e-3, warmup: int = 20) -
 
 
 def train(name: str, compiled: bool, model: GPT, data: list[tuple], held_out: list[tuple], device, progress) -> Run:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: learning_rate(i, len(data)))
     run = Run(name)
 
@@ -172,12 +173,14 @@ def report(runs: list[Run], tokens: int) -> None:
         table.add_column(column, justify="left" if not column else "right")
     for run in runs:
         ms = median(run.seconds) * 1e3
-        table.add_row(run.name, f"{tokens / ms * 1e3:,.0f}", f"{ms:.1f}", f"{run.first_step:.2f}", f"{run.peak / 1e6:.1f}",
-                      f"{run.losses[-1]:.4f}", f"{run.validation:.4f}")  # fmt: skip
+        table.add_row(run.name, f"{tokens / ms * 1e3:,.0f}", f"{ms:.1f}", f"{run.first_step:.2f}",
+                      f"{run.peak / 1e6:.1f}", f"{run.losses[-1]:.4f}", f"{run.validation:.4f}")  # fmt: skip
     console.print(table)
     worst = max(abs(a - b) for a, b in zip(eager.losses, compiled.losses))
     speed = median(eager.seconds) / median(compiled.seconds)
-    console.print(f"Nova runs {speed:.2f}x as many tokens a second; the largest loss difference of the run is {worst:.1e}.")
+    console.print(
+        f"Nova runs {speed:.2f}x as many tokens a second; the largest loss difference of the run is {worst:.1e}."
+    )
 
 
 def main(
