@@ -18,11 +18,11 @@ import typer
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
-from common import interleave, quiet, save  # noqa: E402
+from common import interleave, quiet, save
 
-from nova.schedule import target as targets  # noqa: E402
-from nova.schedule.attention import AttentionProblem, schedule_attention  # noqa: E402
-from tests.attention_cases import Case, inputs, kernel, run_forward  # noqa: E402
+from nova.schedule import target as targets
+from nova.schedule.attention import AttentionProblem, schedule_attention
+from tests.attention_cases import Case, inputs, kernel, run_forward
 
 # batch, heads, length, head dim, causal
 SHAPES = [

@@ -71,9 +71,12 @@ def provenance() -> dict:
         done = subprocess.run(["git", *args], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
         return done.stdout.strip()
 
-    cpu = next((x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "")
+    cpu = next(
+        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), ""
+    )
+    changes = "+changes" if git("status", "--porcelain", "--untracked-files=no") else ""
     return {
-        "commit": git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else ""),
+        "commit": git("rev-parse", "HEAD") + changes,
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "python": platform.python_version(), "torch": torch.__version__,
         "llvmlite": llvmlite.__version__, "cpu": cpu, "threads": torch.get_num_threads(),
     }  # fmt: skip
@@ -83,6 +86,8 @@ def save(name: str, results: object, folder: Path = Path(__file__).parent / "res
     """Writes results with their provenance to benchmarks/results/<name>.json."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
-    plain = json.loads(json.dumps(results, default=lambda o: asdict(o) if hasattr(o, "__dataclass_fields__") else str(o)))
+    plain = json.loads(
+        json.dumps(results, default=lambda o: asdict(o) if hasattr(o, "__dataclass_fields__") else str(o))
+    )
     path.write_text(json.dumps({"provenance": provenance(), "results": plain}, indent=1) + "\n")
     return path

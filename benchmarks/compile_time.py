@@ -69,7 +69,8 @@ def main(layers: str = "0,12,48") -> None:
                 stages = ", ".join(f"{k} {v:.2f}" for k, v in r["stages"].items())
                 print(f"{n:3} layers {kind}: first step {r['first']:.2f} s (capture {r['capture']:.2f}), second call "
                       f"{r['second'] * 1e3:.1f} ms, {r['kernels']} kernels, {r['compiled']} compiled, captures "
-                      f"{r['captures']}, loaded {r['loads']}, MLIR imported: {r['mlir']}; {stages}", flush=True)  # fmt: skip
+                      f"{r['captures']}, loaded {r['loads']}, MLIR imported: {r['mlir']}; {stages}",
+                      flush=True)  # fmt: skip
     print("saved", save("compile_time", results))
 
 

@@ -15,9 +15,9 @@ import typer
 
 REPOSITORY = Path(__file__).parents[1]
 sys.path[:0] = [str(Path(__file__).parent), str(REPOSITORY)]
-from common import interleave, quiet, save  # noqa: E402
+from common import interleave, quiet, save
 
-from tests.kernels import load_kernel  # noqa: E402
+from tests.kernels import load_kernel
 
 ROWS, COLUMNS = 8192, 768
 KERNEL = REPOSITORY / "tests/ir/fusion/examples/layer_norm.mlir"

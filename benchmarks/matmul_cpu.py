@@ -18,10 +18,10 @@ import typer
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
-from common import interleave, quiet, save  # noqa: E402
+from common import interleave, quiet, save
 
-from tests.contraction_text import Case  # noqa: E402
-from tests.kernels import Loaded, load_kernel  # noqa: E402
+from tests.contraction_text import Case
+from tests.kernels import Loaded, load_kernel
 
 CUBES = [(n, n, n, "nn") for n in (512, 1024, 2048)]
 OTHERS = [

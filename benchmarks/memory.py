@@ -14,12 +14,16 @@ from nova.measure import bytes_held, peak_allocated
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests")]
 
 
-def main(batch: int = 8, length: int = 128, width: int = 192, heads: int = 6, layers: int = 4, vocab: int = 256) -> None:
+def main(
+    batch: int = 8, length: int = 128, width: int = 192, heads: int = 6, layers: int = 4, vocab: int = 256
+) -> None:
     import models
     from common import save
 
     torch.manual_seed(0)
-    case = models.build("gpt2", steps=2, batch=batch, length=length, width=width, heads=heads, layers=layers, vocab=vocab)
+    case = models.build(
+        "gpt2", steps=2, batch=batch, length=length, width=width, heads=heads, layers=layers, vocab=vocab
+    )
     case.step(*case.batches[0])  # optimizer state exists
     state = bytes_held(case.state().values())
     eager = state + peak_allocated(lambda: case.step(*case.batches[1]))

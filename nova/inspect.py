@@ -1,9 +1,9 @@
 """Looking at what the compiler did: the stages as objects, and one report.
 
-    captured = nova.capture(step, x, y)          level 0, state unchanged
-    lowered = captured.lower("cpu")              levels 1 to 3
-    compiled = lowered.compile()                 kernels, memory plan, step program
-    print(nova.explain(step, x, y))              all of it as one report
+captured = nova.capture(step, x, y)          level 0, state unchanged
+lowered = captured.lower("cpu")              levels 1 to 3
+compiled = lowered.compile()                 kernels, memory plan, step program
+print(nova.explain(step, x, y))              all of it as one report
 """
 
 from __future__ import annotations
@@ -223,11 +223,14 @@ class Report:
             predicted = "" if k.predicted_seconds is None else f"{k.predicted_seconds * 1e6:.1f}"
             table.add_row(k.name, k.kind, str(k.calls), k.schedule_text, predicted)
         yield table
-        refused = Counter(f"{d.kind}: {d.op}{' with ' + d.with_op if d.with_op else ''}: {d.reason}" for d in self.decisions)
+        refused = Counter(
+            f"{d.kind}: {d.op}{' with ' + d.with_op if d.with_op else ''}: {d.reason}" for d in self.decisions
+        )
         yield f"\n[bold]Fusion[/]: {len(self.decisions)} decisions"
         for text, count in refused.most_common():
             yield f"  {text}" + (f"  (x{count})" if count > 1 else "")
-        yield f"\n[bold]Memory[/]: {self.memory.step_bytes / 1e6:.1f} MB beside {self.memory.state / 1e6:.1f} MB of state"
+        step, state = self.memory.step_bytes / 1e6, self.memory.state / 1e6
+        yield f"\n[bold]Memory[/]: {step:.1f} MB beside {state:.1f} MB of state"
         yield self.memory.table
         yield "\n[bold]Through PyTorch[/]: " + ("nothing" if not self.fallbacks else "")
         yield from (f"  {line}" for line in self.fallbacks)

@@ -19,8 +19,8 @@ if "numba_cuda_mlir" not in sys.modules:
     _package.__path__ = list(_spec.submodule_search_locations)
     sys.modules["numba_cuda_mlir"] = _package
 
-from numba_cuda_mlir._mlir import ir, passmanager  # noqa: E402
-from numba_cuda_mlir._mlir.dialects import (  # noqa: E402
+from numba_cuda_mlir._mlir import ir, passmanager
+from numba_cuda_mlir._mlir.dialects import (
     arith,
     builtin,
     ext,

@@ -109,9 +109,7 @@ def build_kernel(text: str, target: CpuTarget) -> Any:
     """From one outlined kernel (text, level 1) to object code. Pure: runs in worker processes, cached by its input."""
     from nova.cpu.compile import compile_kernel
 
-    module = None
-    for _, module in lower_kernel(text, target):
-        pass
+    *_, (_, module) = lower_kernel(text, target)
     return compile_kernel(str(module), target)
 
 
@@ -179,7 +177,11 @@ def lower_step(captured: CapturedStep, options: Options, clock: Clock, snapshots
 
 
 def compile_step(
-    captured: CapturedStep, target: CpuTarget, options: Options, progress: Progress | None = None, snapshot: bool = False
+    captured: CapturedStep,
+    target: CpuTarget,
+    options: Options,
+    progress: Progress | None = None,
+    snapshot: bool = False,
 ) -> Compilation:
     """From a captured step to an executable.
 

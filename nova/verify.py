@@ -22,7 +22,12 @@ from nova.config import Options
 from nova.errors import NovaError
 
 FACTOR = 3.0  # how much farther from float64 than eager a result may be
-FLOOR = {"f32": 4e-6, "f64": 1e-14, "bf16": 2e-2, "f16": 3e-3}  # relative; covers results that eager happens to get exact
+FLOOR = {
+    "f32": 4e-6,
+    "f64": 1e-14,
+    "bf16": 2e-2,
+    "f16": 3e-3,
+}  # relative; covers results that eager happens to get exact
 CHUNK = 64  # intermediate values exported at a time while looking for the first wrong one
 
 

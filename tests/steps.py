@@ -50,7 +50,9 @@ def check(build: Callable, rtol: float = 1e-4, atol: float = 1e-5, seed: int = 0
             continue
         for j, (a, b) in enumerate(zip(leaves(e), leaves(c), strict=True)):
             assert a.dtype == b.dtype and a.shape == b.shape, f"step {i} output {j}"
-            torch.testing.assert_close(b, a, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"step {i} output {j}: {m}")
+            torch.testing.assert_close(
+                b, a, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"step {i} output {j}: {m}"
+            )
     for j, (a, b) in enumerate(zip(eager_state, state, strict=True)):
         torch.testing.assert_close(b, a, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"state {j}: {m}")
     return step

@@ -23,6 +23,7 @@ from nova.mlir import ir, scf
 if TYPE_CHECKING:
     from nova.cpu.loops_emit import NestEmitter
 
+
 def emit_tile(emitter: NestEmitter) -> None:
     """One tile: the emitter's coordinates of the two tiled dims count tiles."""
     nest, sizes, height = emitter.nest, emitter.sizes, emitter.full_lanes

@@ -22,7 +22,14 @@ from nova.mlir import ir
 Number = int | float | bool
 
 _BOOLEAN = frozenset(COMPARISONS) | frozenset(PREDICATES)
-_NUMPY: dict[str, Any] = {"i64": np.int64, "i32": np.int32, "i16": np.int16, "i8": np.int8, "u8": np.uint8, "f64": np.float64}
+_NUMPY: dict[str, Any] = {
+    "i64": np.int64,
+    "i32": np.int32,
+    "i16": np.int16,
+    "i8": np.int8,
+    "u8": np.uint8,
+    "f64": np.float64,
+}
 
 
 class Value:

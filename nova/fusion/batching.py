@@ -3,9 +3,9 @@
     adam(p0, g0, m0, v0, s0, lr, ..), adam(p1, g1, ..), ..   ->   body: adam(%p, %g, %m, %v, %s, %lr, ..) of one tensor
                                                                 call: (p0, p1, .., g0, g1, .., s0, s1, .., lr, ..)
 
-Arguments of the body marked `nova.list` have one tensor per update; the others are shared by all. The body's tensors are
-1-d with ANY elements, a stand-in for any shape until `nova-to-linalg` makes them dynamic: the code depends neither on
-shapes nor on how many tensors there are.
+Arguments of the body marked `nova.list` have one tensor per update; the others are shared by all. The body's tensors
+are 1-d with ANY elements, a stand-in for any shape until `nova-to-linalg` makes them dynamic: the code depends neither
+on shapes nor on how many tensors there are.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ class Batch:
         pairs = [
             f"array<i64: {starts[a] + i}, {b * self.count + i}>" for a, b in self.inplace for i in range(self.count)
         ]
-        return ['nova.kernel = "multi_tensor"', f"nova.inplace = [{', '.join(pairs)}]", f"nova.count = {self.count} : i64"]
+        return [
+            'nova.kernel = "multi_tensor"',
+            f"nova.inplace = [{', '.join(pairs)}]",
+            f"nova.count = {self.count} : i64",
+        ]
 
 
 def split(ops: Sequence[Op], outputs: Sequence[Value]) -> Batch:

@@ -5,8 +5,8 @@
     %2 = nova.linear(%1, %w2, %b2)                %2 = nova.linear(..) {nova.group = 1}
     %3 = nova.layer_norm(%2, ..)                  %3 = nova.layer_norm(..) {nova.group = 2}
 
-Afterwards every op with a kernel carries `nova.group`, the ops of a group are adjacent, and groups stand in the order in
-which they run. Views and constants carry no group: they are part of whatever reads them. The rules are the paper's:
+Afterwards every op with a kernel carries `nova.group`, the ops of a group are adjacent, and groups stand in the order
+in which they run. Views and constants carry no group: they are part of whatever reads them. The rules are the paper's:
 
  - a producer fuses if everything that reads it can be in the same kernel, or if computing it again is cheaper than a
    round trip through memory;

@@ -4,10 +4,11 @@
     %e = linalg.generic (exp d)  dims = [0, 1]       ->
     %s = linalg.generic (s += e) dims = [0, 1]
 
-A producer that one op reads is inlined into it, into the body of a reduction too (never of a contraction); a cheap one that
-several read is computed again by each; an expensive one (exp) stays as a row of scratch. Ops over the same loops that do
-not wait for one another become one op with several results, so a row is walked once for all of them. The halves of a
-concatenation of equal pieces are unrolled. At the end ops that overwrite an operand stand behind its last reader.
+A producer that one op reads is inlined into it, into the body of a reduction too (never of a contraction); a cheap one
+that several read is computed again by each; an expensive one (exp) stays as a row of scratch. Ops over the same loops
+that do not wait for one another become one op with several results, so a row is walked once for all of them. The
+halves of a concatenation of equal pieces are unrolled. At the end ops that overwrite an operand stand behind its last
+reader.
 """
 
 from __future__ import annotations

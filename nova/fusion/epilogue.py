@@ -4,8 +4,8 @@
     %pre = linalg.generic (acc + bias)             ->    %pre, %act = linalg.generic (acc + bias, gelu(acc + bias))
     %act = linalg.generic (gelu pre)
 
-Bias, residual, activation, activation-backward, scale and cast read the accumulator while it is in registers; each result
-of the kernel is written once. Without any of them the contraction accumulates into the result itself.
+Bias, residual, activation, activation-backward, scale and cast read the accumulator while it is in registers; each
+result of the kernel is written once. Without any of them the contraction accumulates into the result itself.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def fold(kernel: Kernel) -> None:
     merging.merge_alike(kernel)
     merging.remove_unused(kernel)
     merging.order_for_inplace(kernel)
-    pointwise = [op for op in kernel.ops if not op.reduced and not op.contraction]  # others: the contraction, and reductions over its tiles
+    pointwise = [
+        op for op in kernel.ops if not op.reduced and not op.contraction
+    ]  # others: the contraction, and reductions over its tiles
     if sum(op.contraction for op in kernel.ops) != 1 or len(pointwise) > 1:
         raise CompileError(f"kernel @{kernel.name}: {len(kernel.ops)} ops are left of a contraction and its epilogue")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nova.fusion import roles as roles_module
-from nova.fusion.records import Op, Value
+from nova.fusion.records import Op
 from nova.fusion.roles import Roles
 from nova.fusion.rules import PIECEWISE
 from nova.fusion.space import Atom, Space
@@ -15,7 +15,7 @@ MAX_TENSORS = 28  # tensors read and written by one kernel
 class Group:
     """Ops of one kernel. `position` orders the kernels of the step; `consumed` = read by a kernel placed already."""
 
-    __slots__ = ("clones", "consumed", "dead", "kind", "ops", "position", "root", "roles", "space")
+    __slots__ = ("clones", "consumed", "dead", "kind", "ops", "position", "roles", "root", "space")
 
     def __init__(self, kind: str, position: float, space: Space):
         self.kind, self.position, self.space = kind, position, space
@@ -76,7 +76,8 @@ class Group:
     def _check_loops(self, op: Op, clone: bool) -> str | None:
         if not self.space.reductions and self.ops and not clone and not self.clones:
             first = self.ops[0]
-            if not any(member.name in PIECEWISE for member in [op, *self.ops]):  # elementwise so far: all loops are shared
+            # elementwise so far: all loops are shared
+            if not any(member.name in PIECEWISE for member in [op, *self.ops]):
                 return None if self._loops(op) == self._loops(first) else self._align(op, first)
         roles = roles_module.find(self.space, self.clones | {op} if clone else self.clones)
         if roles.reason is None and self.ops:

@@ -1,10 +1,12 @@
 """Which operand of a kernel may share its buffer with which result.
 
-The memory plan reads the pairs from the step module, before any kernel is lowered, so they are decided on the `nova` ops;
-`fuse-elementwise` then orders a kernel's loops so that they hold: an operand is never read after its place was written.
+The memory plan reads the pairs from the step module, before any kernel is lowered, so they are decided on the `nova`
+ops; `fuse-elementwise` then orders a kernel's loops so that they hold: an operand is never read after its place was
+written.
 
-A pair (operand, result) needs: equal element sizes, every read of the operand at exactly the result's place, and nothing
-that comes after the result (because it uses it) reading the operand again, directly or through cheap elementwise ops.
+A pair (operand, result) needs: equal element sizes, every read of the operand at exactly the result's place, and
+nothing that comes after the result (because it uses it) reading the operand again, directly or through cheap
+elementwise ops.
 """
 
 from __future__ import annotations
@@ -44,14 +46,14 @@ def row_major(space: Space, instance: Instance) -> Place:
 
 def pairs(function: Function, kind: str = "loops") -> list[tuple[int, int]]:
     """The in-place pairs of a loops or contraction kernel, by operand and result number."""
-    if any(op.name in PIECEWISE or op.name not in RULES and op.name not in VIEWS and not is_generator(op) for op in function.ops):
+    if any(
+        op.name in PIECEWISE or (op.name not in RULES and op.name not in VIEWS and not is_generator(op))
+        for op in function.ops
+    ):
         return []
     space = build_space(function)
     captured = {
-        value
-        for op in function.ops
-        if op.name in GATHERS or op.name in POOLS
-        for value in (_root(op.operands[0]),)
+        value for op in function.ops if op.name in GATHERS or op.name in POOLS for value in (_root(op.operands[0]),)
     }
     captured |= {_root(v) for op in function.ops if op.name in CONTRACTIONS for v in op.operands[:2]}
     captured |= {_root(op.operands[0]) for op in function.ops if op.name == "sce"}
@@ -138,9 +140,10 @@ def _reads_after(function: Function, operand: Value, output: Value) -> bool:
             return True
         if depends:
             after.update(op.results)
-        elif op.name in ELEMENTWISE or op.name in VIEWS or op.name == "copy":
-            if any(v in tainted for v in op.operands):
-                tainted.update(v for v in op.results if v is not output)
+        elif (op.name in ELEMENTWISE or op.name in VIEWS or op.name == "copy") and any(
+            v in tainted for v in op.operands
+        ):
+            tainted.update(v for v in op.results if v is not output)
     return _reads_in_other_order(function, operand, output)
 
 

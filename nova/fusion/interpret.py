@@ -1,9 +1,10 @@
-"""Runs level-2 kernels and outlined steps on tensors, slowly and plainly: to compare levels 1 and 2 without code generation.
+"""Runs level-2 kernels and outlined steps on tensors, slowly and plainly: to compare levels 1 and 2 without code
+generation.
 
     outputs = run_step(outlined_module, inputs, wide=True)      # every float in float64, nothing rounded
 
-Each structured op is evaluated for all its loops at once: a load is an indexed read broadcast over the loops, a reduction a
-PyTorch reduction over its axes.
+Each structured op is evaluated for all its loops at once: a load is an indexed read broadcast over the loops, a
+reduction a PyTorch reduction over its axes.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ class _Evaluator:
             if out.combine is not None:
                 value = _reduce(value, axes, out.combine, out.init)
             position = self.index(op, out.index)
-            shape = torch.broadcast_shapes(*(p.shape for p in position)) if position else torch.Size([1] * len(op.loops))
+            shape = (
+                torch.broadcast_shapes(*(p.shape for p in position)) if position else torch.Size([1] * len(op.loops))
+            )
             kept = [1 if axis in axes else n for axis, n in enumerate(full)]
             if position:
                 target[tuple(p.expand(kept) for p in position)] = value.expand(kept).to(target.dtype)
@@ -171,7 +174,9 @@ def _reduce(value: Torch, axes: list[int], combine: str, init: float) -> Torch:
             value = value.amin(axis, keepdim=True)
         elif combine in ("arith.maxui", "arith.minui"):
             unsigned = value.to(torch.int64) & 0xFF
-            picked = unsigned.amax(axis, keepdim=True) if combine == "arith.maxui" else unsigned.amin(axis, keepdim=True)
+            picked = (
+                unsigned.amax(axis, keepdim=True) if combine == "arith.maxui" else unsigned.amin(axis, keepdim=True)
+            )
             value = picked.to(torch.uint8).view(torch.int8)
         elif combine == "arith.ori" and value.dtype == torch.bool:
             value = value.any(axis, keepdim=True)
@@ -219,12 +224,17 @@ def _not_nan(a: Torch) -> Torch:
     return a
 
 
-_CASTS = frozenset({"arith.extf", "arith.truncf", "arith.sitofp", "arith.trunci", "arith.extsi", "arith.index_cast", "arith.fptosi"})
+def _zero_extended(a: Torch) -> Torch:
+    return a if a.dtype == torch.bool else a.to(torch.int64) & ((1 << torch.iinfo(a.dtype).bits) - 1)
+
+
+_CASTS = frozenset(
+    {"arith.extf", "arith.truncf", "arith.sitofp", "arith.trunci", "arith.extsi", "arith.index_cast", "arith.fptosi"}
+)
 OPS: dict[str, Callable[..., Torch]] = {
     **dict.fromkeys(_CASTS, _not_nan),
     "arith.cmpf": _compare, "arith.cmpi": _compare,
-    "arith.uitofp": lambda a: a if a.dtype == torch.bool else a.to(torch.int64) & ((1 << torch.iinfo(a.dtype).bits) - 1),
-    "arith.extui": lambda a: a if a.dtype == torch.bool else a.to(torch.int64) & ((1 << torch.iinfo(a.dtype).bits) - 1),
+    "arith.uitofp": _zero_extended, "arith.extui": _zero_extended,
     "arith.addf": torch.add, "arith.subf": torch.sub, "arith.mulf": torch.mul, "arith.divf": torch.div,
     "arith.remf": torch.fmod, "arith.negf": torch.neg, "arith.maximumf": torch.maximum, "arith.minimumf": torch.minimum,
     "arith.addi": torch.add, "arith.subi": torch.sub, "arith.muli": torch.mul, "arith.select": torch.where,
@@ -232,8 +242,8 @@ OPS: dict[str, Callable[..., Torch]] = {
     "arith.maxsi": torch.maximum, "arith.minsi": torch.minimum,
     "arith.maxui": _unsigned(torch.maximum), "arith.minui": _unsigned(torch.minimum),
     "arith.divsi": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "arith.remsi": torch.fmod,
-    "arith.floordivsi": _floor_divide, "arith.divui": _unsigned(_floor_divide), "arith.remui": _unsigned(torch.remainder),
-    "arith.shli": lambda a, b: a << b, "arith.shrsi": lambda a, b: a >> b,
+    "arith.floordivsi": _floor_divide, "arith.divui": _unsigned(_floor_divide),
+    "arith.remui": _unsigned(torch.remainder), "arith.shli": lambda a, b: a << b, "arith.shrsi": lambda a, b: a >> b,
     "arith.shrui": _unsigned(lambda a, b: a >> b),
     "math.exp": torch.exp, "math.exp2": torch.exp2, "math.expm1": torch.expm1, "math.log": torch.log,
     "math.log2": torch.log2, "math.log10": torch.log10, "math.log1p": torch.log1p, "math.sqrt": torch.sqrt,
@@ -247,11 +257,12 @@ OPS: dict[str, Callable[..., Torch]] = {
 }  # fmt: skip
 
 
-# --- kernels and steps --------------------------------------------------------------------------------------------------
+# --- kernels and steps -----------------------------------------------------------------------------------------------
 
 
 def run_kernel(kernel: Kernel, inputs: Sequence[Torch], wide: bool = False, elements: int = 0) -> list[Torch]:
-    """The results of a kernel, flat or shaped as its destinations. `elements`: of the tensor of a multi-tensor kernel."""
+    """The results of a kernel, flat or shaped as its destinations. `elements`: of the tensor of a multi-tensor
+    kernel."""
     sizes = [elements if n < 0 else n for n in kernel.loops]
     memory: dict[Tensor, Torch] = {}
     evaluator = _Evaluator(kernel, memory, sizes, wide, philox)
@@ -265,9 +276,13 @@ def run_kernel(kernel: Kernel, inputs: Sequence[Torch], wide: bool = False, elem
 
 
 def run_step(
-    module: ir.Module, inputs: Sequence[Torch], wide: bool = False, lower: Callable[[ir.Module], ir.Module] | None = None
+    module: ir.Module,
+    inputs: Sequence[Torch],
+    wide: bool = False,
+    lower: Callable[[ir.Module], ir.Module] | None = None,
 ) -> list[Torch]:
-    """Runs an outlined step. `lower` takes a module with one kernel to level 2; by default the passes of this package."""
+    """Runs an outlined step. `lower` takes a module with one kernel to level 2; by default the passes of this
+    package."""
     lower = lower or _lower
     bodies = {text.name: text for text in outline.kernels(module)}
     symbols = outline.bodies_of(module)
@@ -354,5 +369,3 @@ def _reference(op: ir.Operation, operands: list[Torch], wide: bool) -> list[Torc
     if op.name == "nova.copy":
         return operands
     return list(reference.apply(op, operands, wide))
-
-

@@ -1,12 +1,12 @@
 """A level-2 kernel as plain Python: loops, tensors, and structured ops with expression trees for bodies.
 
     Kernel(loops=[8192, 768], rows=[0])
-      Structured(loops=(0, 1), reduced={1}, outs=[Out(sum, (0,), load(x, ..), "arith.addf", 0.0)])      sum[i] += x[i, j]
+      Structured(loops=(0, 1), reduced={1}, outs=[Out(sum, (0,), load(x, ..), "arith.addf", 0.0)])     sum[i] += x[i, j]
       Structured(loops=(0, 1), reduced={},  outs=[Out(y, .., subf(load(x, ..), divf(load(sum, ..), 768)))])
 
-The passes of this level rewrite these records; `text` prints them as `linalg.generic` ops and `readback` reads them. All
-ops of a kernel share its numbered loops, so composing the indexing maps of a producer and its consumer is substitution:
-inlining replaces `load(local)` by the local's own expression.
+The passes of this level rewrite these records; `text` prints them as `linalg.generic` ops and `readback` reads them.
+All ops of a kernel share its numbered loops, so composing the indexing maps of a producer and its consumer is
+substitution: inlining replaces `load(local)` by the local's own expression.
 
 A memory tensor is indexed by one linear expression into its flat buffer until `layout.assign_shapes` gives it a shape.
 """
@@ -241,9 +241,8 @@ def convert_float(a: Expr, type_: str) -> Expr:
     """Between float types: exact when widening, rounded when narrowing. bf16 and f16 convert through f32."""
     if a.type == type_:
         return a
-    if a.op == "const":
-        if type_ in ("f32", "f64") and a.type in ("f32", "f64"):
-            return const(a.attr, type_)
+    if a.op == "const" and type_ in ("f32", "f64") and a.type in ("f32", "f64"):
+        return const(a.attr, type_)
     if WIDTHS[type_] == 16 and WIDTHS[a.type] != 32:  # as PyTorch: float is the only type that rounds to them
         return convert_float(convert_float(a, "f32"), type_)
     return unary("arith.extf" if WIDTHS[type_] > WIDTHS[a.type] else "arith.truncf", a, type_)

@@ -1,11 +1,13 @@
 """Prints a `Kernel` as a level-2 function: linalg.generic ops in destination-passing style.
 
-The form is described by tests/ir/fusion/examples: every generic carries `dims`, the kernel's loop behind each of its own;
-fixed or shifted indices become tensor.extract_slice in front of it; results are written through the trailing arguments.
+The form is described by tests/ir/fusion/examples: every generic carries `dims`, the kernel's loop behind each of its
+own; fixed or shifted indices become tensor.extract_slice in front of it; results are written through the trailing
+arguments.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass, field
 
@@ -22,9 +24,9 @@ def float_literal(number: float, type_: str) -> str:
         except OverflowError:
             packed = struct.pack(">f", float("inf") if number > 0 else float("-inf"))
         return f"0x{struct.unpack('>I', packed)[0]:08X}"
-    if number != number or number in (float("inf"), float("-inf")):
+    if not math.isfinite(number):
         bits = {"bf16": (0x7FC0, 0x7F80, 0xFF80), "f16": (0x7E00, 0x7C00, 0xFC00)}[type_]
-        return f"0x{bits[0] if number != number else bits[1] if number > 0 else bits[2]:04X}"
+        return f"0x{bits[0] if math.isnan(number) else bits[1] if number > 0 else bits[2]:04X}"
     return f"{number:.9e}"
 
 
@@ -32,7 +34,7 @@ def constant_text(number: float | int, type_: str) -> str:
     """`<literal> : <type>` for arith.constant; readable where the short decimal is exact."""
     if type_ in ("f32", "f64"):
         short = f"{number:.6e}"
-        exact = number == number and abs(number) != float("inf") and _rounded(float(short), type_) == _rounded(number, type_)
+        exact = math.isfinite(number) and _rounded(float(short), type_) == _rounded(number, type_)
         negative_zero = number == 0 and struct.pack("d", number) != struct.pack("d", 0.0)
         return f"{short if exact and not negative_zero else float_literal(number, type_)} : {type_}"
     if type_ in ("bf16", "f16"):
@@ -107,7 +109,7 @@ class _Printer:
         if -1 in tensor.shape:
             return index, tensor.shape, None
         offsets, extents, kept, shape = [], [], [], []
-        for item, size in zip(index, tensor.shape, strict=True):
+        for item in index:
             assert all(c > 0 for _, c in item.terms), "negative steps are read through tensor.extract"
             extent = max(0, sum(c * (sizes[loop] - 1) for loop, c in item.terms) + 1) if item.terms else 1
             if any(sizes[loop] == 0 for loop, _ in item.terms):
@@ -140,8 +142,12 @@ class _Printer:
         loads = list(dict.fromkeys(op.loads()))
         operands = [self.operand(op, tensor, index) for tensor, index in loads]
         inputs = [f"%a{n}: {tensor.dtype}" for n, (tensor, _) in enumerate(loads)]
-        covered = {item.terms[0][0] for _, index in loads for item in index if len(item.terms) == 1 and item.terms[0][1] == 1}
-        covered |= {item.terms[0][0] for out in op.outs for item in out.index if len(item.terms) == 1 and item.terms[0][1] == 1}
+        covered = {
+            item.terms[0][0] for _, index in loads for item in index if len(item.terms) == 1 and item.terms[0][1] == 1
+        }
+        covered |= {
+            item.terms[0][0] for out in op.outs for item in out.index if len(item.terms) == 1 and item.terms[0][1] == 1
+        }
         missing = [loop for loop in op.loops if loop not in covered]
         if missing:  # linalg wants every loop to be an extent of some operand
             shape = tuple(self.kernel.loops[loop] for loop in missing)
@@ -162,7 +168,9 @@ class _Printer:
             if out.combine is not None:
                 scalar = self.scalar(out.init, out.tensor.dtype)
                 filled = self.name()
-                self.line(f"{filled} = linalg.fill ins({scalar} : {out.tensor.dtype}) outs({name} : {type_}) -> {type_}")
+                self.line(
+                    f"{filled} = linalg.fill ins({scalar} : {out.tensor.dtype}) outs({name} : {type_}) -> {type_}"
+                )
                 name = filled
             outs.append((name, type_, map_text(op.loops, index, self.kernel.tiles)))
             whole.append((out, shape, part))
@@ -173,12 +181,15 @@ class _Printer:
         many = len(outs) > 1
         maps = ", ".join(m for _, _, m in (*operands, *outs))
         kinds = ", ".join('"reduction"' if loop in op.reduced else '"parallel"' for loop in op.loops)
-        ins = f" ins({', '.join(n for n, _, _ in operands)} : {', '.join(t for _, t, _ in operands)})" if operands else ""
+        ins = (
+            f" ins({', '.join(n for n, _, _ in operands)} : {', '.join(t for _, t, _ in operands)})" if operands else ""
+        )
         dims = f"dims = array<i64{': ' if op.loops else ''}{', '.join(map(str, op.loops))}>"
         tag = ", nova.contraction" if op.contraction else ""
         types = ", ".join(t for _, t, _ in outs)
         self.line(
-            f"{result}{f':{len(outs)}' if many else ''} = linalg.generic {{indexing_maps = [{maps}], iterator_types = [{kinds}]}}"
+            f"{result}{f':{len(outs)}' if many else ''} = linalg.generic "
+            f"{{indexing_maps = [{maps}], iterator_types = [{kinds}]}}"
             f"{ins} outs({', '.join(n for n, _, _ in outs)} : {types}) attrs = {{{dims}{tag}}} {{"
         )
         self.line(f"^bb0({', '.join(inputs)}):")
@@ -195,7 +206,8 @@ class _Printer:
             ones = ", ".join("1" for _ in out.tensor.shape)
             inserted = self.name()
             self.line(
-                f"{inserted} = tensor.insert_slice {name} into {self.current[out.tensor]}[{part[0]}] [{part[1]}] [{ones}] : "
+                f"{inserted} = tensor.insert_slice {name} into {self.current[out.tensor]}"
+                f"[{part[0]}] [{part[1]}] [{ones}] : "
                 f"{tensor_text(shape, out.tensor.dtype)} into {tensor_text(out.tensor.shape, out.tensor.dtype)}"
             )
             self.current[out.tensor] = inserted
@@ -278,7 +290,9 @@ class _Body:
             return f"arith.select {', '.join(args)} : {type_}"
         if op == "tensor.extract":
             tensor: Tensor = node.attr
-            return f"tensor.extract {self.tensors[tensor]}[{', '.join(args)}] : {tensor_text(tensor.shape, tensor.dtype)}"
+            return (
+                f"tensor.extract {self.tensors[tensor]}[{', '.join(args)}] : {tensor_text(tensor.shape, tensor.dtype)}"
+            )
         if op == "nova.check":
             return f'"nova.check"({args[0]}, {args[1]}) : (i1, i64) -> ()'
         if op == "nova.philox":

@@ -1,7 +1,7 @@
-"""Gives a kernel's memory tensors shapes, so that every access is a simple indexing map; merges loops that stay together.
+"""Gives memory tensors shapes, so that every access is a simple indexing map; merges loops that stay together.
 
     x at 98304*b + 768*t + 64*h + d                      loops b, t merged (8192), x : tensor<8192x12x64>, x[bt, h, d]
-    q at 768*3*t + 64*h + d, k at 768*3*t + 768 + 64*h + d          qkv : tensor<8192x36x64>, q = [t, h, d], k = [t, 12 + h, d]
+    q at 768*3*t + 64*h + d, k at 768*3*t + 768 + 64*h + d   qkv : tensor<8192x36x64>, q = [t, h, d], k = [t, 12 + h, d]
     every second column at 100*i + 2*j + 1                       : tensor<..x50x2>, [i, j, 1]
 
 A buffer's shape is the chain of strides with which its accesses walk it, where these divide one another. Otherwise the
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from nova.fusion.kernel import Expr, Index, Kernel, Linear, Tensor, binary, const, expr, load
 
-# --- merging loops ------------------------------------------------------------------------------------------------------
+# --- merging loops ---------------------------------------------------------------------------------------------------
 
 
 def coalesce(kernel: Kernel) -> None:
@@ -152,7 +152,7 @@ def renumber(kernel: Kernel) -> None:
     kernel.tiles = {numbers[loop]: (numbers[n], size) for loop, (n, size) in kernel.tiles.items()}
 
 
-# --- shapes of buffers --------------------------------------------------------------------------------------------------
+# --- shapes of buffers -----------------------------------------------------------------------------------------------
 
 
 def assign_shapes(kernel: Kernel) -> None:
@@ -212,7 +212,7 @@ def choose_shape(
         strides = {abs(c) for item in items for loop, c in item.terms if sizes[loop] > 1} | {1}
         chain = sorted((s for s in strides if s < numel or numel == 1), reverse=True)
         if numel == 1 and not captured and not any(item.terms for item in items):
-            return (), {item: () for item in items}
+            return (), dict.fromkeys(items, ())
         if all(a % b == 0 for a, b in zip([numel, *chain], chain, strict=False)):
             candidates.append(chain)
     candidates.insert(0 if captured else len(candidates), original)

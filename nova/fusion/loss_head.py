@@ -4,14 +4,14 @@
     %loss, %lse = nova.sce(%x, %t)          ->     %m, %s = nova.sce_partials(%x) {tile = 512}      (in the same kernel)
                                                    %loss, %lse = nova.sce_merge(%m, %s, %x, %t)
 
-The row maximum and the sum of exponentials run along the axis that the contraction makes in tiles, so each tile's share is
-taken while the tile is in registers or cache, and the logits are not read again for them. The shares do not combine by
-adding: the merge rescales each sum by e**(maximum - row maximum). The tile is the one that the configurator chooses for the
-contraction, a pure function of its shape, so this pass asks for the schedule before the kernel exists; the kernel is
-scheduled later under the limit that its blocks may not cross these tiles, which reproduces it.
+The row maximum and the sum of exponentials run along the axis that the contraction makes in tiles, so each tile's
+share is taken while the tile is in registers or cache, and the logits are not read again for them. The shares do not
+combine by adding: the merge rescales each sum by e**(maximum - row maximum). The tile is the one that the configurator
+chooses for the contraction, a pure function of its shape, so this pass asks for the schedule before the kernel exists;
+the kernel is scheduled later under the limit that its blocks may not cross these tiles, which reproduces it.
 
-Logits that nothing else reads are never stored: the partials also pick the target's logit. It is done where the logits do
-not fit the last-level cache; below that reading them again costs nothing.
+Logits that nothing else reads are never stored: the partials also pick the target's logit. It is done where the logits
+do not fit the last-level cache; below that reading them again costs nothing.
 """
 
 from __future__ import annotations

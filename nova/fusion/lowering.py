@@ -105,7 +105,9 @@ class Lowering:
             self.places[value] = (tensor, (self.flat(inplace.row_major(self.space, instance)),))
 
     def flat(self, strides: dict[Atom, int], offset: int = 0) -> Linear:
-        return Linear.of({self.numbers[atom]: stride for atom, stride in strides.items() if atom in self.numbers}, offset)
+        return Linear.of(
+            {self.numbers[atom]: stride for atom, stride in strides.items() if atom in self.numbers}, offset
+        )
 
     def local(self, loops: Sequence[int], dtype: str) -> tuple[Tensor, Index]:
         """A tensor that lives inside the kernel, indexed by `loops`."""
@@ -159,7 +161,9 @@ class Lowering:
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    def emit(self, loops: Iterable[int], outs: list[Out], reduced: Iterable[int] = (), checks: Sequence[Expr] = ()) -> Structured:
+    def emit(
+        self, loops: Iterable[int], outs: list[Out], reduced: Iterable[int] = (), checks: Sequence[Expr] = ()
+    ) -> Structured:
         op = Structured(tuple(sorted(set(loops))), frozenset(reduced), outs, list(checks))
         self.kernel.ops.append(op)
         return op

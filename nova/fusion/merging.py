@@ -9,10 +9,11 @@ from nova.fusion.kernel import Expr, Index, Kernel, Out, Structured, Tensor, loa
 
 # cost of one element, in vector adds; what is not listed costs 1
 _UNITS = {
-    "load": 0.0, "const": 0.0, "linear": 0.0, "arith.extf": 0.5, "arith.truncf": 0.5, "arith.select": 0.5, "arith.divf": 4.0,
-    "arith.remf": 20.0, "math.sqrt": 4.0, "math.rsqrt": 5.0, "math.absf": 0.5, "arith.negf": 0.5, "tensor.extract": 6.0,
-    "nova.philox": 12.0, "arith.divsi": 10.0, "arith.remsi": 10.0, "arith.floordivsi": 12.0, "math.roundeven": 1.0,
-    "math.floor": 1.0, "math.ceil": 1.0, "math.trunc": 1.0, "math.copysign": 1.0,
+    "load": 0.0, "const": 0.0, "linear": 0.0, "arith.extf": 0.5, "arith.truncf": 0.5, "arith.select": 0.5,
+    "arith.divf": 4.0, "arith.remf": 20.0, "math.sqrt": 4.0, "math.rsqrt": 5.0, "math.absf": 0.5,
+    "arith.negf": 0.5, "tensor.extract": 6.0, "nova.philox": 12.0, "arith.divsi": 10.0, "arith.remsi": 10.0,
+    "arith.floordivsi": 12.0, "math.roundeven": 1.0, "math.floor": 1.0, "math.ceil": 1.0,
+    "math.trunc": 1.0, "math.copysign": 1.0,
 }  # fmt: skip
 _TRANSCENDENTAL = 14.0
 MAX_RESULTS = 12  # results of one op
@@ -70,7 +71,9 @@ def inline(kernel: Kernel) -> None:
             users = readers.get(out.tensor, [])
             if not users or any(user.contraction for user in users):
                 continue
-            if not _may_inline(kernel, op, users) or any(_reads_overwritten(kernel, user, op.reads()) for user in users):
+            if not _may_inline(kernel, op, users) or any(
+                _reads_overwritten(kernel, user, op.reads()) for user in users
+            ):
                 continue
             for user in users:
                 substitute(user, {(out.tensor, out.index): out.value})
@@ -86,7 +89,9 @@ def _may_inline(kernel: Kernel, op: Structured, users: list[Structured]) -> bool
         return True
     if any(set(user.loops) != set(op.loops) for user in users):
         rows = set(kernel.rows)
-        homeless = kernel.kind == "contraction" or (bool(rows) and not rows <= set(op.loops) and not _is_after(kernel, op))
+        homeless = kernel.kind == "contraction" or (
+            bool(rows) and not rows <= set(op.loops) and not _is_after(kernel, op)
+        )
         return homeless and all(set(op.loops) <= set(user.loops) for user in users)
     return len(users) == 1 or units(op) <= CHEAP
 

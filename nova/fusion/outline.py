@@ -8,8 +8,9 @@ Groups are equal if their ops, attributes, types, wiring and the views of their 
 records, so a deep model costs little more than a shallow one. Bodies stand in a nested module: the calls keep the
 step's types, and later passes are free to give a kernel's arguments other shapes over the same buffers.
 
-Also carried by the declarations, for the memory plan and the step program: `nova.kernel`, `nova.inplace`, `nova.raises`,
-and for multi-tensor kernels `nova.count` (how many tensors) and `nova.body` (the kernel, shared by all counts).
+Also carried by the declarations, for the memory plan and the step program: `nova.kernel`, `nova.inplace`,
+`nova.raises`, and for multi-tensor kernels `nova.count` (how many tensors) and `nova.body` (the kernel, shared by all
+counts).
 """
 
 from __future__ import annotations
@@ -186,7 +187,9 @@ class Outliner:
         def add(op: Op) -> None:
             operands = tuple(number(value) for value in op.operands)
             position = len(parts)
-            parts.append((op.name, operands, tuple(sorted(op.attrs.items())), tuple((v.shape, v.dtype) for v in op.results)))
+            parts.append(
+                (op.name, operands, tuple(sorted(op.attrs.items())), tuple((v.shape, v.dtype) for v in op.results))
+            )
             for result in op.results:
                 numbers[result] = (position, result.position)
 
@@ -274,7 +277,9 @@ class Outliner:
             attributes = ", ".join([*batch.step_attributes(), f'nova.body = "{found[0]}"'])
             inputs = ", ".join(records.type_text(v.shape, v.dtype) for v in call.inputs)
             results = ", ".join(records.type_text(v.shape, v.dtype) for v in call.outputs)
-            self.declarations.append(f"func.func private @{symbol}({inputs}) -> ({results}) attributes {{{attributes}}}")
+            self.declarations.append(
+                f"func.func private @{symbol}({inputs}) -> ({results}) attributes {{{attributes}}}"
+            )
         call.symbol = self.declared[key]
 
 
@@ -293,7 +298,7 @@ def module_text(function: Function, others: Sequence[str] = ()) -> str:
         """The name of a value of the step; a reshape of one is metadata."""
         if value not in names:
             op = value.op
-            assert op is not None and (op.name == "reshape" or op.name == "constant"), f"{op} is not in memory"
+            assert op is not None and op.name in ("reshape", "constant"), f"{op} is not in memory"
             for operand in op.operands:
                 define(operand)
             lines.append(records.op_text(op, names, location=True))
@@ -313,7 +318,9 @@ def module_text(function: Function, others: Sequence[str] = ()) -> str:
         results = ", ".join(records.type_text(v.shape, v.dtype) for v in item.outputs)
         left = ", ".join(names[v] for v in item.outputs)
         place = records.location_text(item.ops[0]) if item.ops[0].location else ""
-        lines.append(f"{left + ' = ' if left else ''}func.call @{item.symbol}({operands}) : ({inputs}) -> ({results}) {place}")
+        lines.append(
+            f"{left + ' = ' if left else ''}func.call @{item.symbol}({operands}) : ({inputs}) -> ({results}) {place}"
+        )
     for value in function.outputs:
         define(value)
     step = records.function_text(function, lines, names)

@@ -1,4 +1,5 @@
-"""What a kernel raises for a bad value: exception class and message as PyTorch words them, {value} filled in at run time."""
+"""What a kernel raises for a bad value: exception class and message as PyTorch words them, {value} filled in at run
+time."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ def op_message(op: Op) -> str | None:
         return f"RuntimeError: index {{value}} is out of bounds for dimension {dim} with size {size}"
     if op.name in ("index", "index_put"):
         dims = op.attrs["dims"]
-        where = f"dimension {dims[0]} with size {op.operands[0].shape[dims[0]]}" if len(dims) == 1 else f"dimensions {list(dims)}"
+        where = (
+            f"dimension {dims[0]} with size {op.operands[0].shape[dims[0]]}"
+            if len(dims) == 1
+            else f"dimensions {list(dims)}"
+        )
         return f"IndexError: index {{value}} is out of bounds for {where}"
     if op.name in ("sce", "sce_backward", "sce_merge"):
         return "IndexError: Target {value} is out of bounds."

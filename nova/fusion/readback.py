@@ -1,4 +1,5 @@
-"""Reads a level-2 function back into a `Kernel`: what `kernel_text` prints, and what a test or a person writes in that form."""
+"""Reads a level-2 function back into a `Kernel`: what `kernel_text` prints, and what a test or a person writes in that
+form."""
 
 from __future__ import annotations
 
@@ -14,14 +15,15 @@ _FLOAT_PREDICATES = (
 )  # fmt: skip
 _INT_PREDICATES = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
 _COMBINES = frozenset({
-    "arith.addf", "arith.mulf", "arith.maximumf", "arith.minimumf", "arith.addi", "arith.muli", "arith.maxsi", "arith.minsi",
-    "arith.maxui", "arith.minui", "arith.andi", "arith.ori",
+    "arith.addf", "arith.mulf", "arith.maximumf", "arith.minimumf", "arith.addi", "arith.muli", "arith.maxsi",
+    "arith.minsi", "arith.maxui", "arith.minui", "arith.andi", "arith.ori",
 })  # fmt: skip
 
 
 @dataclass
 class _View:
-    """A tensor value: a tensor, from `offsets`; `axes` are the dimensions that are left (rank-reduced slices drop some)."""
+    """A tensor value: a tensor, from `offsets`; `axes` are the dimensions that are left (rank-reduced slices drop
+    some)."""
 
     tensor: Tensor | None
     offsets: tuple[int, ...] = ()
@@ -71,7 +73,7 @@ def read(function_op: ir.OpView) -> Kernel:
 class _Reader:
     def __init__(self, function_op: ir.OpView):
         self.function = function_op
-        attrs = {name: attribute for name, attribute in function_op.attributes.items()}
+        attrs = dict(function_op.attributes.items())
         self.kernel = Kernel(
             ir.StringAttr(attrs["sym_name"]).value,
             ir.StringAttr(attrs["nova.kernel"]).value,
@@ -111,7 +113,9 @@ class _Reader:
             self.views[op.results[0]] = _View(None)
         elif name == "linalg.fill":
             source = self.views[op.operands[1]]
-            self.views[op.results[0]] = _View(source.tensor, source.offsets, source.axes, self.scalars[op.operands[0]].attr)
+            self.views[op.results[0]] = _View(
+                source.tensor, source.offsets, source.axes, self.scalars[op.operands[0]].attr
+            )
         elif name == "tensor.extract_slice":
             self.views[op.results[0]] = self.slice(op)
         elif name == "tensor.insert_slice":
@@ -168,7 +172,9 @@ class _Reader:
         self.kernel.ops.append(structured)
         for result, out, operand in zip(op.results, outs, operands[count:], strict=True):
             view = self.views[operand]
-            self.views[result] = _whole(out.tensor) if view.tensor is None else _View(out.tensor, view.offsets, view.axes)
+            self.views[result] = (
+                _whole(out.tensor) if view.tensor is None else _View(out.tensor, view.offsets, view.axes)
+            )
 
     def index(self, view: _View, map_: tuple[tuple[int, dict[int, int]], ...], loops: tuple[int, ...]) -> Index:
         items = [Linear(offset, ()) for offset in view.offsets]
@@ -192,7 +198,9 @@ class _Reader:
         self.kernel.loops.append(-(-self.kernel.loops[key[0]] // key[1]))
         return len(self.kernel.loops) - 1
 
-    def region(self, block: ir.Block, env: dict[ir.Value, Expr], accumulators: list[ir.Value], into: Structured) -> None:
+    def region(
+        self, block: ir.Block, env: dict[ir.Value, Expr], accumulators: list[ir.Value], into: Structured
+    ) -> None:
         combined: dict[ir.Value, tuple[str, Expr, int]] = {}
         places = {value: number for number, value in enumerate(accumulators)}
         for view in block.operations:

@@ -6,6 +6,7 @@ once, think in records, and print. Names, types and attributes survive the round
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -37,7 +38,9 @@ class Op:
 
     __slots__ = ("attrs", "location", "name", "operands", "order", "results")
 
-    def __init__(self, name: str, operands: Sequence[Value], attrs: dict[str, Any], location: str = "", order: float = 0):
+    def __init__(
+        self, name: str, operands: Sequence[Value], attrs: dict[str, Any], location: str = "", order: float = 0
+    ):
         self.name, self.operands, self.attrs = name, list(operands), attrs
         self.location, self.order = location, order
         self.results: list[Value] = []
@@ -132,8 +135,8 @@ def read(func_op: ir.OpView) -> Function:
         }
         op = Op(name.removeprefix("nova."), operands, attrs, operation.location)
         for result in operation.results:
-            described = describe(result.type) if _static(result.type) else None
-            values[result] = op.result(described.shape, described.dtype) if described else _dynamic(op, result.type)
+            static = describe(result.type) if _static(result.type) else None
+            values[result] = op.result(static.shape, static.dtype) if static else _dynamic(op, result.type)
         function.ops.append(op)
     function.link()
     return function
@@ -161,7 +164,7 @@ def type_text(shape: Iterable[int], dtype: str) -> str:
 
 def float_text(number: float) -> str:
     """A float literal of type f64 that parses back to the same number."""
-    if number != number or number in (float("inf"), float("-inf")):
+    if not math.isfinite(number):
         return f"0x{struct.unpack('>Q', struct.pack('>d', number))[0]:016X} : f64"
     return f"{number:.17e} : f64"
 
@@ -188,8 +191,8 @@ def op_text(op: Op, names: dict[Value, str], location: bool = False, extra: str 
     spec = REGISTRY.get(op.name)
     kinds = spec.attrs if spec else {}
     attrs = [f"{key} = {attribute_text(kinds.get(key), value)}" for key, value in op.attrs.items()]
-    sides = ([(v.shape, v.dtype) for v in values] for values in (op.operands, op.results))
-    attrs += segment_texts(op.name, *sides, op.attrs)
+    operand_types, result_types = ([(v.shape, v.dtype) for v in values] for values in (op.operands, op.results))
+    attrs += segment_texts(op.name, operand_types, result_types, op.attrs)
     if extra:
         attrs.append(extra)
     operands = ", ".join(names[v] for v in op.operands)
@@ -222,11 +225,15 @@ def function_text(function: Function, body: Sequence[str], names: dict[Value, st
     """A whole function from printed ops; `names` must name its arguments and outputs."""
     arguments = []
     for position, value in enumerate(function.args):
-        extra = f" {function.arg_attrs[position]}" if function.arg_attrs and function.arg_attrs[position] != "{}" else ""
+        extra = (
+            f" {function.arg_attrs[position]}" if function.arg_attrs and function.arg_attrs[position] != "{}" else ""
+        )
         arguments.append(f"{names[value]}: {type_text(value.shape, value.dtype)}{extra}")
     results = []
     for position, value in enumerate(function.outputs):
-        extra = f" {function.res_attrs[position]}" if function.res_attrs and function.res_attrs[position] != "{}" else ""
+        extra = (
+            f" {function.res_attrs[position]}" if function.res_attrs and function.res_attrs[position] != "{}" else ""
+        )
         results.append(type_text(value.shape, value.dtype) + extra)
     visibility = "private " if function.attrs.get("sym_visibility") == '"private"' else ""
     own = ", ".join(f"{key} = {text}" for key, text in function.attrs.items() if key != "sym_visibility")

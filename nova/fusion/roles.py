@@ -3,7 +3,7 @@
 A `loops` kernel walks its rows in parallel. A row reduction (softmax's sum, layer norm's mean) happens inside a row; a
 cross-row reduction (a column sum, a mean over everything) collects over all rows, and is known only after the last.
 
-    layer norm backward, x [8192, 768]:  rows {8192};  sums over 768 are row reductions, dweight and dbias cross-row ones
+    layer norm backward, x [8192, 768]:  rows {8192};  sums over 768 are row reductions, dweight and dbias cross-row
     batch norm, x [N, C, H*W]:           rows {C};     sums over N and H*W stay inside the row
     bias gradient, dy [8192, 768]:       rows {8192};  one cross-row reduction
 """
@@ -81,7 +81,7 @@ def find(space: Space, clones: set[Op] | frozenset[Op] = frozenset()) -> Roles:
         else:
             roles.kinds[position] = "row"
             rows = candidates if rows is None else [atom for atom in rows if atom in candidates]
-    for position, reduced in cross:
+    for _, reduced in cross:
         if rows is None:
             rows = reduced
         elif set(rows) != set(reduced):
@@ -135,7 +135,7 @@ def _find_after(space: Space, roles: Roles, clones: set[Op] | frozenset[Op]) -> 
     reducing = {reduction.op for reduction in space.reductions}
     plain: set[frozenset[Atom]] = set()
     piecewise = any(op.name in PIECEWISE and not (op.name == "concat" and equal_pieces(op)) for op in space.inside)
-    for op, operands in space.inside.items():
+    for op in space.inside:
         after = any(value in roles.after for value in _sources(space, op))
         loops = {leaf for result in op.results for leaf in space.loops(space.outputs[result].dims)}
         if after:
@@ -166,7 +166,11 @@ def _sources(space: Space, op: Op) -> list[Value]:
     """The values behind the op's operands, through views."""
     result = []
     for value in op.operands:
-        while value.op is not None and value not in space.outputs and value.op.name in ("reshape", "transpose", "broadcast"):
+        while (
+            value.op is not None
+            and value not in space.outputs
+            and value.op.name in ("reshape", "transpose", "broadcast")
+        ):
             value = value.op.operands[0]
         result.append(value)
     return result

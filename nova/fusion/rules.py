@@ -1,7 +1,8 @@
 """One rule an op: how its dimensions line up with the loops of a group (see `space`).
 
-A rule gets the space, the op and its operands' instances; it joins atoms, records reductions, and returns the dimensions
-of each result. Ops without a rule are kernels of their own (scatter, scan, optimizers) or run through PyTorch.
+A rule gets the space, the op and its operands' instances; it joins atoms, records reductions, and returns the
+dimensions of each result. Ops without a rule are kernels of their own (scatter, scan, optimizers) or run through
+PyTorch.
 """
 
 from __future__ import annotations
@@ -233,7 +234,9 @@ def _linear(space: Space, op: Op, operands: list[Instance]) -> list[Dims]:
     return [result]
 
 
-def _sliding(space: Space, op: Op, x: Instance, outs: Dims, taps: Dims, channels: list[Atom], images: list[Atom]) -> Instance:
+def _sliding(
+    space: Space, op: Op, x: Instance, outs: Dims, taps: Dims, channels: list[Atom], images: list[Atom]
+) -> Instance:
     """x [N,C,*S] as a convolution walks it: images, channels, and per spatial dimension a position and a tap."""
     if x.base is None:
         raise Mismatch("slides a window over a value computed in the same kernel")
@@ -297,7 +300,12 @@ def _convolution_backward_weight(space: Space, op: Op, operands: list[Instance])
 
 def in_memory(space: Space, value: Value) -> None:
     """A tensor that is indexed by other values must lie in memory, whole; its shape may be another."""
-    while value.op is not None and value.op.name == "reshape" and value not in space.outputs and value not in space.materialised:
+    while (
+        value.op is not None
+        and value.op.name == "reshape"
+        and value not in space.outputs
+        and value not in space.materialised
+    ):
         value = value.op.operands[0]
     op = value.op
     view = op is not None and value not in space.materialised and (op.name in VIEWS or is_generator(op))

@@ -18,7 +18,6 @@ from nova.fusion.kernel import (
     compare,
     const,
     convert_float,
-    expr,
     select,
     unary,
 )
@@ -39,7 +38,7 @@ def compute_type(dtype: str) -> str:
     return "f32" if dtype in ("bf16", "f16") else element_type(dtype)
 
 
-# --- short names --------------------------------------------------------------------------------------------------------
+# --- short names -----------------------------------------------------------------------------------------------------
 
 
 def add(a: Expr, b: Expr) -> Expr:
@@ -113,7 +112,7 @@ def minimum(a: Expr, b: Expr, unsigned: bool = False) -> Expr:
     return binary("arith.minui" if unsigned else "arith.minsi", a, b)
 
 
-# --- ops ----------------------------------------------------------------------------------------------------------------
+# --- ops -------------------------------------------------------------------------------------------------------------
 
 
 def _math(name: str) -> Emitter:
@@ -128,7 +127,9 @@ def _sign(op: Op, args: list[Expr]) -> Expr:
     if x.type in FLOAT_TYPES:
         positive = unary("arith.uitofp", compare("ogt", x, zero), x.type)
         return sub(positive, unary("arith.uitofp", compare("olt", x, zero), x.type))
-    return sub(unary("arith.extui", compare("sgt", x, zero), x.type), unary("arith.extui", compare("slt", x, zero), x.type))
+    return sub(
+        unary("arith.extui", compare("sgt", x, zero), x.type), unary("arith.extui", compare("slt", x, zero), x.type)
+    )
 
 
 def _expm1(op: Op, args: list[Expr]) -> Expr:
@@ -386,7 +387,9 @@ _UINT_COMPARE = {"eq": "eq", "ne": "ne", "lt": "ult", "le": "ule", "gt": "ugt", 
 
 def _compare(op: Op, args: list[Expr]) -> Expr:
     dtype = op.operands[0].dtype
-    table = _FLOAT_COMPARE if args[0].type in FLOAT_TYPES else _UINT_COMPARE if dtype in ("u8", "bool") else _INT_COMPARE
+    table = (
+        _FLOAT_COMPARE if args[0].type in FLOAT_TYPES else _UINT_COMPARE if dtype in ("u8", "bool") else _INT_COMPARE
+    )
     return compare(table[op.name], args[0], args[1])
 
 
@@ -426,8 +429,8 @@ def cast(value: Expr, source: str, target: str) -> Expr:
         return unary("arith.fptosi", wide, b)
     unsigned = source in ("u8", "bool")
     if b in FLOAT_TYPES:
-        wide = "f32" if WIDTHS[b] == 16 else b
-        return convert_float(unary("arith.uitofp" if unsigned else "arith.sitofp", value, wide), b)
+        register = "f32" if WIDTHS[b] == 16 else b
+        return convert_float(unary("arith.uitofp" if unsigned else "arith.sitofp", value, register), b)
     if WIDTHS[a] == WIDTHS[b]:
         return value
     if WIDTHS[a] > WIDTHS[b]:
@@ -447,21 +450,23 @@ EMITTERS: dict[str, Emitter] = {
     "log10": _math("log10"), "log1p": _math("log1p"), "sqrt": _math("sqrt"), "rsqrt": _rsqrt, "reciprocal": _reciprocal,
     "sin": _math("sin"), "cos": _math("cos"), "tan": _math("tan"), "asin": _math("asin"), "acos": _math("acos"),
     "atan": _math("atan"), "sinh": _math("sinh"), "cosh": _math("cosh"), "tanh": _math("tanh"), "asinh": _math("asinh"),
-    "acosh": _math("acosh"), "atanh": _math("atanh"), "sigmoid": lambda op, a: sigmoid(a[0]), "log_sigmoid": _log_sigmoid,
-    "erf": _math("erf"), "erfc": _erfc, "floor": _math("floor"), "ceil": _math("ceil"), "round": _math("roundeven"),
-    "trunc": _math("trunc"), "relu": _relu, "silu": _silu, "gelu": _gelu, "softplus": _softplus, "elu": _elu,
+    "acosh": _math("acosh"), "atanh": _math("atanh"), "sigmoid": lambda op, a: sigmoid(a[0]),
+    "log_sigmoid": _log_sigmoid, "erf": _math("erf"), "erfc": _erfc, "floor": _math("floor"),
+    "ceil": _math("ceil"), "round": _math("roundeven"), "trunc": _math("trunc"), "relu": _relu, "silu": _silu, "gelu": _gelu,
+    "softplus": _softplus, "elu": _elu,
     "leaky_relu": _leaky_relu, "hardtanh": _hardtanh,
     "bitwise_not": lambda op, a: binary("arith.xori", a[0], const(1 if a[0].type == "i1" else -1, a[0].type)),
     "logical_not": lambda op, a: logical_not(a[0]),
     "isnan": lambda op, a: isnan(a[0]),
     "isinf": lambda op, a: compare("oeq", absolute(a[0]), like(float("inf"), a[0])),
     "isfinite": lambda op, a: compare("olt", absolute(a[0]), like(float("inf"), a[0])),
-    "add": lambda op, a: add(*a), "sub": lambda op, a: sub(*a), "mul": lambda op, a: mul(*a), "div": lambda op, a: div(*a),
+    "add": lambda op, a: add(*a), "sub": lambda op, a: sub(*a), "mul": lambda op, a: mul(*a),
+    "div": lambda op, a: div(*a),
     "floordiv": _floordiv, "truncdiv": _truncdiv, "rem": _rem, "fmod": _fmod, "pow": _pow,
     "atan2": lambda op, a: binary("math.atan2", *a), "copysign": lambda op, a: binary("math.copysign", *a),
     "hypot": _hypot,
-    "maximum": lambda op, a: maximum(*a, op.operands[0].dtype == "u8"),
-    "minimum": lambda op, a: minimum(*a, op.operands[0].dtype == "u8"),
+    "maximum": lambda op, a: maximum(a[0], a[1], op.operands[0].dtype == "u8"),
+    "minimum": lambda op, a: minimum(a[0], a[1], op.operands[0].dtype == "u8"),
     "bitwise_and": _binary("", "arith.andi"), "bitwise_or": _binary("", "arith.ori"),
     "bitwise_xor": _binary("", "arith.xori"), "shl": _shift(True), "shr": _shift(False),
     "logical_and": _binary("", "arith.andi"), "logical_or": _binary("", "arith.ori"),
@@ -476,7 +481,6 @@ EMITTERS: dict[str, Emitter] = {
     "where": _where, "clamp": _clamp, "lerp": _lerp,
     "copy": lambda op, a: a[0],
 }  # fmt: skip
-
 
 
 def emit(op: Op, args: list[Expr]) -> Expr:

@@ -1,16 +1,18 @@
 """The iteration space of a group of ops: which dimensions of which tensors are walked by the same loop.
 
 Every dimension of every tensor in a group is a list of *atoms*. An elementwise op makes the atoms of its operands and
-result equal; a reshape makes two lists equal as a whole, which may split an atom in two (768 becomes 12 x 64); a transpose
-permutes lists. What is left at the end are the group's loops, and every tensor that is not computed in the group is read
-at `offset + sum of loop * stride` of its buffer. Views thus cost nothing, and where an op does not fit (a reshape that
-does not nest, `x + x.T` on a value computed in the group) `add` says so and leaves the space as it was.
+result equal; a reshape makes two lists equal as a whole, which may split an atom in two (768 becomes 12 x 64); a
+transpose permutes lists. What is left at the end are the group's loops, and every tensor that is not computed in the
+group is read at `offset + sum of loop * stride` of its buffer. Views thus cost nothing, and where an op does not fit
+(a reshape that does not nest, `x + x.T` on a value computed in the group) `add` says so and leaves the space as it
+was.
 
 Pure Python: imports neither MLIR nor torch.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -86,7 +88,7 @@ class Space:
         self.inputs: dict[Value, Instance] = {}  # shared instances of what is read
         self.views: dict[Value, Instance] = {}
         self.all_inputs: list[Instance] = []
-        self._trail: list[Callable[[], None]] = []
+        self._trail: list[Callable[[], object]] = []
         self._start = 0  # atoms born before belong to ops added earlier
         self._joined = False  # whether two of them became one loop
 
@@ -139,7 +141,7 @@ class Space:
                 if x.born < self._start and y.born < self._start:
                     self._joined = True
                 x.forward = y
-                self._trail.append(lambda x=x: setattr(x, "forward", None))
+                self._trail.append(functools.partial(setattr, x, "forward", None))
             elif x.size > y.size > 0 and x.size % y.size == 0:
                 outer, inner = self._split(x, y.size)
                 left += (inner, outer)
@@ -168,7 +170,7 @@ class Space:
             stride *= size
         instance = Instance(dims, value, 0, strides)
         self.all_inputs.append(instance)
-        self._trail.append(lambda: self.all_inputs.pop())
+        self._trail.append(self.all_inputs.pop)
         return instance
 
     def use(self, value: Value, fresh: bool = False) -> Instance:
@@ -261,11 +263,11 @@ class Space:
     def _slice(self, op: Op, x: Instance) -> Instance:
         if x.base is None:
             raise Mismatch("slices a value computed in the same kernel")
-        starts, limits, steps = op.attrs["starts"], op.attrs["limits"], op.attrs["strides"]
+        starts, steps = op.attrs["starts"], op.attrs["strides"]
         source, target = op.operands[0].shape, op.results[0].shape
         dims, strides, offset = list(x.dims), list(x.strides), x.offset
         for axis, atoms in enumerate(x.dims):
-            if source[axis] == target[axis] and steps[axis] == 1 or not atoms:
+            if (source[axis] == target[axis] and steps[axis] == 1) or not atoms:
                 continue
             stride = self.stride_of(x, atoms)
             offset += starts[axis] * stride
@@ -278,7 +280,7 @@ class Space:
         if x.base is None:
             raise Mismatch("restrides a value computed in the same kernel")
         flat = [leaf for atoms in x.dims for leaf in self.leaves(atoms)]
-        if flat and self.stride_of(x, flat) != 1 or x.offset:
+        if (flat and self.stride_of(x, flat) != 1) or x.offset:
             raise Mismatch("restrides a view")
         dims: Dims = [[Atom(n)] if n != 1 else [] for n in op.attrs["size"]]
         strides = [(a[0], s) for a, s in zip(dims, op.attrs["stride"], strict=True) if a]
@@ -358,7 +360,7 @@ class Space:
         reduced = [over[axis] for axis in axes]
         kept = [atoms for axis, atoms in enumerate(over) if axis not in axes]
         self.reductions.append(Reduction(op, over, reduced, kept))
-        self._trail.append(lambda: self.reductions.pop())
+        self._trail.append(self.reductions.pop)
 
 
 def is_generator(op: Op) -> bool:

@@ -5,8 +5,8 @@
                                           %sum = linalg.generic (reduction: addf)      dims = [0, 1]
                                           %y = linalg.generic (exp / sum)              dims = [0, 1]
 
-One op at a time: what belongs together is fused by `fuse-elementwise`. Views are gone afterwards: arguments have the shapes
-in which every access is a projected permutation, or linear. Scatters, scans and attention keep their `nova` op.
+One op at a time: what belongs together is fused by `fuse-elementwise`. Views are gone afterwards: arguments have the
+shapes in which every access is a projected permutation, or linear. Scatters, scans and attention keep their `nova` op.
 """
 
 from __future__ import annotations

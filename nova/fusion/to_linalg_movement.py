@@ -1,4 +1,5 @@
-"""nova-to-linalg: data movement. Gathers index a whole tensor inside the region; assembled tensors are written in pieces."""
+"""nova-to-linalg: data movement. Gathers index a whole tensor inside the region; assembled tensors are written in
+pieces."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from nova.fusion.rules import equal_pieces
 from nova.fusion.scalars import maximum, minimum
 from nova.fusion.space import Dims, Instance
 
-# --- gathers --------------------------------------------------------------------------------------------------------------
+# --- gathers ---------------------------------------------------------------------------------------------------------
 
 
 def to_index(element: Expr) -> Expr:
@@ -130,7 +131,7 @@ def _max_pool2d(low: Lowering, op: Op, operands: list[Instance]) -> None:
     low.write(op.results[1], fold(low, over, [4, 5], number, "min"))
 
 
-# --- assembled tensors ----------------------------------------------------------------------------------------------------
+# --- assembled tensors -----------------------------------------------------------------------------------------------
 
 
 def _piece(low: Lowering, value: Value, starts: Sequence[int], dims: Dims, element: Expr) -> None:
@@ -199,7 +200,9 @@ def _around(
         if before:
             boxes.append(([*begin], [*extent[:axis], before, *extent[axis + 1 :]]))
         if after:
-            boxes.append(([*begin[:axis], start + size, *begin[axis + 1 :]], [*extent[:axis], after, *extent[axis + 1 :]]))
+            boxes.append(
+                ([*begin[:axis], start + size, *begin[axis + 1 :]], [*extent[:axis], after, *extent[axis + 1 :]])
+            )
         begin[axis], extent[axis] = start, size
     return boxes
 
@@ -252,5 +255,3 @@ def _element_at(low: Lowering, value: Value, instance: Instance, places: Sequenc
     if instance.formula is not None and instance.formula[0].name == "constant":
         return low.read(value, instance)
     return extract(low, value, places)
-
-

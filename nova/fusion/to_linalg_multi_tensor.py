@@ -3,8 +3,8 @@
     sgd(p, g, lr, ..)   ->   %lr32 = linalg.generic dims = []   (scalars, once a tensor)
                              linalg.generic dims = [0] over %p : tensor<?xf32> {nova.list}: p - lr32 * g
 
-Scalars (bias corrections, step sizes) are computed in f64 as PyTorch's Python code does, then rounded to the type in which
-the elements are computed: f32, or f64 for f64 parameters.
+Scalars (bias corrections, step sizes) are computed in f64 as PyTorch's Python code does, then rounded to the type in
+which the elements are computed: f32, or f64 for f64 parameters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,20 @@ from collections.abc import Callable
 
 from nova.fusion import scalars, whole
 from nova.fusion.former import OPTIMIZERS
-from nova.fusion.kernel import Expr, Kernel, Linear, Out, Structured, Tensor, binary, compare, const, convert_float, load, select
+from nova.fusion.kernel import (
+    Expr,
+    Kernel,
+    Linear,
+    Out,
+    Structured,
+    Tensor,
+    binary,
+    compare,
+    const,
+    convert_float,
+    load,
+    select,
+)
 from nova.fusion.records import Function, Op, Value
 from nova.fusion.scalars import absolute, add, div, maximum, mul, neg, sqrt, sub
 
@@ -120,7 +133,9 @@ def _step(f: Fields, op: Op) -> tuple[Expr, Expr]:
 
 
 def _sgd(u: Update, op: Op) -> None:
-    optional = [n for n, k in (("buf", "has_buf"), ("first", "has_first"), ("found_inf", "has_found_inf")) if op.attrs[k]]
+    optional = [
+        n for n, k in (("buf", "has_buf"), ("first", "has_first"), ("found_inf", "has_found_inf")) if op.attrs[k]
+    ]
     f = Fields(u, op, "p g lr momentum dampening weight_decay", optional)
     p = f.tensor("p")
     g = _gradient(f, op, p)

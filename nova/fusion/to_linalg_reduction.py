@@ -1,7 +1,7 @@
 """nova-to-linalg: reductions, and the row-wise ops that expand into reductions and elementwise ops.
 
-Softmax and cross entropy subtract the row maximum before exponentiating; layer and batch norm compute the mean first and
-then the centred variance. bf16 and f16 accumulate in f32 and round once, at the result.
+Softmax and cross entropy subtract the row maximum before exponentiating; layer and batch norm compute the mean first
+and then the centred variance. bf16 and f16 accumulate in f32 and round once, at the result.
 """
 
 from __future__ import annotations
@@ -13,10 +13,17 @@ from nova.fusion.kernel import Expr, Out, binary, compare, const, convert_float,
 from nova.fusion.lowering import Lowering, lowers
 from nova.fusion.records import Op, Value
 from nova.fusion.scalars import add, div, exp, log, mul, sqrt, sub
-from nova.fusion.space import Atom, Dims, Instance
+from nova.fusion.space import Dims, Instance
 
 _LOW = {"f32": float("-inf"), "f64": float("-inf"), "i64": -(1 << 63), "i32": -(1 << 31), "i16": -(1 << 15), "i8": -128}
-_HIGH = {"f32": float("inf"), "f64": float("inf"), "i64": (1 << 63) - 1, "i32": (1 << 31) - 1, "i16": (1 << 15) - 1, "i8": 127}
+_HIGH = {
+    "f32": float("inf"),
+    "f64": float("inf"),
+    "i64": (1 << 63) - 1,
+    "i32": (1 << 31) - 1,
+    "i16": (1 << 15) - 1,
+    "i8": 127,
+}
 
 
 def _combiner(op: str, type_: str, unsigned: bool) -> tuple[str, float | int]:
@@ -72,7 +79,7 @@ def _argmax(low: Lowering, op: Op, operands: list[Instance]) -> None:
     low.write(op.results[0], first)
 
 
-# --- softmax ------------------------------------------------------------------------------------------------------------
+# --- softmax ---------------------------------------------------------------------------------------------------------
 
 
 @lowers("softmax", "log_softmax")
@@ -100,7 +107,7 @@ def _softmax_backward(low: Lowering, op: Op, operands: list[Instance]) -> None:
         _rounded(low, op.results[0], sub(dy, mul(exp(y), fold(low, dims, axes, dy, "sum"))))
 
 
-# --- layer and batch norm -----------------------------------------------------------------------------------------------
+# --- layer and batch norm --------------------------------------------------------------------------------------------
 
 
 def _statistics(low: Lowering, op: Op, x: Expr, dims: Dims, axes: Sequence[int]) -> tuple[Expr, Expr, Expr]:
@@ -116,9 +123,7 @@ def _statistics(low: Lowering, op: Op, x: Expr, dims: Dims, axes: Sequence[int])
 
 def _affine(low: Lowering, op: Op, operands: list[Instance], value: Expr) -> Expr:
     """value * weight + bias, for the parameters that are there."""
-    parameters = [
-        convert_float(low.read(v, i), value.type) for v, i in zip(op.operands[1:], operands[1:], strict=True)
-    ]
+    parameters = [convert_float(low.read(v, i), value.type) for v, i in zip(op.operands[1:], operands[1:], strict=True)]
     if parameters:
         value = mul(value, parameters[0])
     return add(value, parameters[1]) if len(parameters) > 1 else value
@@ -188,7 +193,7 @@ def _batch_norm_backward(low: Lowering, op: Op, operands: list[Instance]) -> Non
     _rounded(low, op.results[0], mul(scale, sub(sub(dy, first), mul(normal, second))))
 
 
-# --- cross entropy ------------------------------------------------------------------------------------------------------
+# --- cross entropy ---------------------------------------------------------------------------------------------------
 
 
 class _Labels:
@@ -202,7 +207,9 @@ class _Labels:
         counts = compare("ne", label, const(op.attrs["ignore_index"], "i64"))
         outside = compare("uge", label, const(self.classes, "i64"))
         check = expr("nova.check", (binary("arith.andi", outside, counts), label), "check")
-        clamped = binary("arith.minsi", binary("arith.maxsi", label, const(0, "i64")), const(max(0, self.classes - 1), "i64"))
+        clamped = binary(
+            "arith.minsi", binary("arith.maxsi", label, const(0, "i64")), const(max(0, self.classes - 1), "i64")
+        )
         tensor, index = low.local(rows, "i64")
         low.emit(rows, [Out(tensor, index, clamped)], checks=[check])
         self.safe = load(tensor, index)
@@ -361,5 +368,3 @@ def _sce_backward(low: Lowering, op: Op, operands: list[Instance]) -> None:
         per_row = low.scratch(_row(low, dims), select(labels.counts, mul(scale, share), zero))
         gradient = add(gradient, mul(per_row, spread))
     _rounded(low, op.results[0], select(labels.counts, gradient, zero))
-
-

@@ -1,9 +1,11 @@
 """Unrolls a short loop whose index selects what is computed: the "which piece" loop of a concatenation.
 
-    out[p, j] = select(p == 0, -x[1, j], x[0, j])  dims = [p, j]   ->   out[0, j] = -x[1, j];  out[1, j] = x[0, j]  dims = [j]
+out[p, j] = select(p == 0, -x[1, j], x[0, j])  dims = [p, j]  ->  out[0, j] = -x[1, j]; out[1, j] = x[0, j]  dims = [j]
 """
 
 from __future__ import annotations
+
+import functools
 
 from nova.fusion.kernel import Expr, Index, Kernel, Linear, Out, Structured, Tensor, const, expr, load
 
@@ -43,7 +45,9 @@ def affected(kernel: Kernel, loop: int) -> list[Structured]:
     """The ops that select by `loop`, and those they share locals with that have it as a dimension."""
     chosen = [op for op in kernel.ops if loop in selected_by(op)]
     while True:
-        locals_ = {tensor for op in chosen for tensor, index in _locals(op) if any(item.single() == loop for item in index)}
+        locals_ = {
+            tensor for op in chosen for tensor, index in _locals(op) if any(item.single() == loop for item in index)
+        }
         more = [op for op in kernel.ops if op in chosen or any(tensor in locals_ for tensor, _ in _locals(op))]
         if len(more) == len(chosen):
             return chosen
@@ -76,7 +80,8 @@ def unroll(kernel: Kernel, loop: int, chosen: list[Structured]) -> None:
 
     def at(node: Expr, value: int) -> Expr | None:
         if node.op == "load":
-            return load(*access(*node.attr, value))
+            tensor, index = node.attr
+            return load(*access(tensor, index, value))
         if node.op == "linear":
             item = fixed(node.attr, value)
             return const(item.const, "index") if not item.terms else expr("linear", (), "index", item)
@@ -96,7 +101,7 @@ def unroll(kernel: Kernel, loop: int, chosen: list[Structured]) -> None:
             outs = [Out(*access(o.tensor, o.index, value), o.value, o.combine, o.init) for o in op.outs]
             loops = tuple(other for other in op.loops if other != loop)
             copy = Structured(loops, op.reduced, outs, list(op.checks), op.contraction)
-            copy.map(lambda node, value=value: at(node, value))
+            copy.map(functools.partial(at, value=value))
             ops.append(copy)
     kernel.ops = ops
     kernel.rows = [row for row in kernel.rows if row != loop]

@@ -1,7 +1,7 @@
 """Kernels whose one op stays a `nova` op down to the code generator: scatters and scans.
 
-    @k(%base, %index, %src) { %0 = nova.scatter(..); return %0 }
-      ->  @k(%base, %index, %src, %out {nova.out}) { %0 = nova.scatter(..); return %0 } attributes {nova.dims = [], ..}
+@k(%base, %index, %src) { %0 = nova.scatter(..); return %0 }
+  ->  @k(%base, %index, %src, %out {nova.out}) { %0 = nova.scatter(..); return %0 } attributes {nova.dims = [], ..}
 """
 
 from __future__ import annotations

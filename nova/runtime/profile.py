@@ -33,7 +33,11 @@ class KernelTime:
 
 
 def profile(
-    executable: Executable, inputs: Sequence[torch.Tensor], scalars: Sequence[float] = (), seed: int = 0, repeats: int = 7
+    executable: Executable,
+    inputs: Sequence[torch.Tensor],
+    scalars: Sequence[float] = (),
+    seed: int = 0,
+    repeats: int = 7,
 ) -> list[KernelTime]:
     """Times each kernel; longest first. `inputs` stay as they are."""
     copies = [t.detach().clone() for t in inputs]

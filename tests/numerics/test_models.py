@@ -57,7 +57,9 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return ((a - b).norm() / b.norm().clamp_min(1e-12)).item() if a.numel() else 0.0
 
 
-@pytest.mark.parametrize("name,overrides", RAGGED, ids=lambda v: v if isinstance(v, str) else "-".join(map(str, v.values())))
+@pytest.mark.parametrize(
+    "name,overrides", RAGGED, ids=lambda v: v if isinstance(v, str) else "-".join(map(str, v.values()))
+)
 def test_twenty_steps(name, overrides):
     exact_losses, exact, _ = run(name, overrides, torch.float64, False)
     eager_losses, eager, _ = run(name, overrides, torch.float32, False)
@@ -71,7 +73,9 @@ def test_twenty_steps(name, overrides):
         if not mine <= 10 * theirs + FLOOR:
             bad.append(f"{key}: {mine:.2e} against {theirs:.2e}")
     for kind in {kind_of(k) for k in state}:
-        a, b, c = (torch.cat([s[k].double().flatten() for k in state if kind_of(k) == kind]) for s in (state, eager, exact))
+        a, b, c = (
+            torch.cat([s[k].double().flatten() for k in state if kind_of(k) == kind]) for s in (state, eager, exact)
+        )
         if not distance(a, b) <= 3 * distance(b, c) + FLOOR:
             bad.append(f"{kind}: {distance(a, b):.2e} against {distance(b, c):.2e}")
     assert not bad, "\n".join(bad)

@@ -56,7 +56,11 @@ def test_hyperparameters_are_runtime_inputs(change):
     def build():
         m = network(5, 9, 3)
         opt = AdamW(m.parameters(), lr=1e-2)
-        values = {"lr": [1e-3, 5e-2, 1e-1], "weight_decay": [0.1, 0.2, 0.3], "betas": [(0.8, 0.9), (0.5, 0.99), (0.9, 0.95)]}
+        values = {
+            "lr": [1e-3, 5e-2, 1e-1],
+            "weight_decay": [0.1, 0.2, 0.3],
+            "betas": [(0.8, 0.9), (0.5, 0.99), (0.9, 0.95)],
+        }
 
         def step(x):
             opt.zero_grad()
@@ -172,7 +176,15 @@ def test_two_groups_frozen_and_shared():
         def add():
             opt.add_param_group({"params": [m[0].bias]})
 
-        data = [(torch.randn(4, 6),), (torch.randn(4, 6),), thaw, (torch.randn(4, 6),), add, (torch.randn(4, 6),), (torch.randn(4, 6),)]
+        data = [
+            (torch.randn(4, 6),),
+            (torch.randn(4, 6),),
+            thaw,
+            (torch.randn(4, 6),),
+            add,
+            (torch.randn(4, 6),),
+            (torch.randn(4, 6),),
+        ]
         return step, data, lambda: [*m.parameters(), *optimizer_tensors(opt)]
 
     check(build)
@@ -192,14 +204,20 @@ def test_resume_from_state_dict():
             return loss.detach()
 
         def save():
-            saved.update(m={k: v.clone() for k, v in m.state_dict().items()}, o=__import__("copy").deepcopy(opt.state_dict()))
+            saved.update(
+                m={k: v.clone() for k, v in m.state_dict().items()}, o=__import__("copy").deepcopy(opt.state_dict())
+            )
 
         def load():
             m.load_state_dict(saved["m"])
             opt.load_state_dict(saved["o"])
 
         x = [(torch.randn(4, 5),) for _ in range(7)]
-        return step, [x[0], x[1], save, x[2], x[3], load, x[4], x[5], x[6]], lambda: [*m.parameters(), *optimizer_tensors(opt)]
+        return (
+            step,
+            [x[0], x[1], save, x[2], x[3], load, x[4], x[5], x[6]],
+            lambda: [*m.parameters(), *optimizer_tensors(opt)],
+        )
 
     check(build)
 
