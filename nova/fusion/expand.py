@@ -1,11 +1,12 @@
 """Rewrites before grouping: ops that need several kernels become the ops of those kernels.
 
-    sce_backward {reduction = mean}  ->  n = sum of the labels' weights;  sce_backward {reduction = sum} (dloss / n)
-    convolution {padding}            ->  pad; convolution without padding
-    convolution_backward_data        ->  spread and pad dy; convolution with the flipped weight, channels swapped
-    pad with negative amounts        ->  slice; pad
-    slice (slice_scatter x u)        ->  u, or slice x: what in-place ops on views leave behind
-    slice (mul a b)                  ->  mul (slice a) (slice b), where only slices of disjoint parts read the product
+sce_backward {reduction = mean}  ->  n = sum of the labels' weights;  sce_backward {reduction = sum} (dloss / n)
+convolution {padding}            ->  pad; convolution without padding
+convolution_backward_data        ->  spread and pad dy; convolution with the flipped weight, channels swapped
+pad with negative amounts        ->  slice; pad
+take x (0, 1, 2, ..)              ->  slice: learned positions; its backward pads
+slice (slice_scatter x u)        ->  u, or slice x: what in-place ops on views leave behind
+slice (mul a b)                  ->  mul (slice a) (slice b), where only slices of disjoint parts read the product
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Builder:
     def constant(self, number: float, shape: Shape, dtype: str) -> Value:
         type_ = tensor_type(shape, dtype)
         element = ir.RankedTensorType(type_).element_type
-        scalar = ir.FloatAttr.get(element, float(number)) if dtype in FLOATS else ir.IntegerAttr.get(element, int(number))
+        scalar = (
+            ir.FloatAttr.get(element, float(number)) if dtype in FLOATS else ir.IntegerAttr.get(element, int(number))
+        )
         return self.emit("constant", [], shape, dtype, value=ir.DenseElementsAttr.get_splat(type_, scalar))
 
     def transpose(self, x: Value, permutation: tuple[int, ...]) -> Value:
@@ -157,9 +160,7 @@ def _sliced_copy(op: Op, part: Op) -> list[Op]:
     for operand in op.operands:
         shift = len(value.shape) - len(operand.shape)
         low = tuple(0 if n == 1 else part.attrs["starts"][shift + axis] for axis, n in enumerate(operand.shape))
-        high = tuple(
-            0 if n == 1 else n - part.attrs["limits"][shift + axis] for axis, n in enumerate(operand.shape)
-        )
+        high = tuple(0 if n == 1 else n - part.attrs["limits"][shift + axis] for axis, n in enumerate(operand.shape))
         operands.append(b.crop(operand, low, high))
     copy = Op(op.name, operands, op.attrs, op.location, op.order)
     copy.results = part.results  # the slice's readers read the copy
@@ -280,7 +281,31 @@ def _convolution_backward_weight(b: Builder, op: Op) -> list[Value] | None:
     return [b.emit("convolution_backward_weight", [dy, b.pad(x, padding, padding)], dw.shape, dw.dtype, **_plain(op))]
 
 
+def _counts_up(ids: Value) -> bool:
+    """Whether index i is i: positions 0, 1, 2, .. of a sequence."""
+    return ids.op is not None and ids.op.name == "iota" and len(ids.shape) == 1
+
+
+def _take(b: Builder, op: Op) -> list[Value] | None:
+    table, ids = op.operands
+    if not _counts_up(ids) or ids.shape[0] > table.shape[0]:
+        return None
+    high = (table.shape[0] - ids.shape[0], *(0 for _ in table.shape[1:]))
+    return [b.crop(table, (0,) * len(table.shape), high)]
+
+
+def _take_backward(b: Builder, op: Op) -> list[Value] | None:
+    dy, ids = op.operands
+    rows = op.attrs["rows"]
+    if not _counts_up(ids) or ids.shape[0] > rows or op.attrs["padding_idx"] >= 0:
+        return None
+    high = (rows - ids.shape[0], *(0 for _ in dy.shape[1:]))
+    return [b.pad(dy, (0,) * len(dy.shape), high)]
+
+
 REWRITES: dict[str, Rewrite] = {
+    "take": _take,
+    "take_backward": _take_backward,
     "sce_backward": _sce_backward,
     "pad": _pad,
     "convolution": _convolution,

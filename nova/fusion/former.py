@@ -30,6 +30,8 @@ MAX_CHAIN = 4  # ops computed again for one operand
 MAX_CONSTANT = 4096  # bytes of a splat that is kept as data rather than filled by a kernel
 NEAR = 16  # ops of the step between a value that is computed again and the kernel that may do it
 AGAIN = "nova.again"  # set by nova.graph.remat
+FAR = 48  # ops between a kernel and an op that would lengthen the life of a value by joining it
+MAX_LOOK = 10  # elementwise ops looked ahead for something that stores their result
 SIBLINGS = 4  # recent readers of a tensor that an op may join
 
 
@@ -267,7 +269,9 @@ class Former:
 
     def place_loops(self, op: Op) -> None:
         for group in self.candidates(op):
-            reason = self.order(group, op) or group.fits(op)
+            reason = (
+                self.epilogue_pays(group, op) or self.keeps_long(group, op) or self.order(group, op) or group.fits(op)
+            )
             if reason is None:
                 self.report.add("fused", op, group.name, "shares its loops")
                 break
@@ -297,7 +301,9 @@ class Former:
                 found += [g for g in reversed(self.nearby.get(base, [])) if g.kind == "loops" and g not in found]
         elementwise = op.name in ELEMENTWISE or op.name in ("copy", "sce_partials")
         if AGAIN in op.attrs:  # computed again to be short-lived: only with ops that stand near it
-            near = [g for base in bases for g in self.nearby.get(base, []) if g.kind == "contraction" and g not in found]
+            near = [
+                g for base in bases for g in self.nearby.get(base, []) if g.kind == "contraction" and g not in found
+            ]
             recent = [g for g in [*found, *near] if g.ops and g.ops[-1].order >= op.order - NEAR]
             return [g for g in recent if not g.dead and (g.kind == "loops" or elementwise)]
         return [
@@ -305,6 +311,72 @@ class Former:
             for g in found
             if not g.dead and (g.kind == "loops" or (g.kind == "contraction" and elementwise and g in homes))
         ]
+
+    def epilogue_pays(self, group: Group, op: Op) -> str | None:
+        """Why `op` should not join a contraction although it could: its result would be stored beside the value it reads,
+        only for kernels that can compute it themselves."""
+        if group.kind != "contraction" or op.name in ("copy", "sce_partials"):
+            return None
+        read = {base for value in op.operands if self.home.get(base := self.base(value)) is group}
+        if all(len(self.readers_of(value)) == 1 for value in read) or self.reaches_memory(op, group, op, MAX_LOOK):
+            return None
+        return "would be stored beside the value it reads, for readers that can compute it"
+
+    def keeps_long(self, group: Group, op: Op) -> str | None:
+        """Why `op` should not run in a kernel far in front of where it stands: what it makes would occupy memory from
+        there, beside the values it is made of if these are kept anyway."""
+        if op.order - group.ops[-1].order <= FAR:
+            return None
+        read = [base for value in op.operands if self.home.get(base := self.base(value)) is group or base.op is None]
+        if not any(self.is_stored(base, group) if base in self.home else True for base in read):
+            return None
+        if sum(value.bytes for value in op.results) * 8 <= max((value.bytes for value in op.operands), default=0):
+            return None
+        return "would be kept in memory from that kernel on"
+
+    def readers_of(self, value: Value) -> list[Op]:
+        """Ops that read a value, through views."""
+        found: list[Op] = []
+        for user in value.users:
+            found += self.readers_of(user.results[0]) if user.name in VIEWS else [user]
+        return found
+
+    def reaches_memory(self, op: Op, group: Group, now: Op, depth: int) -> bool:
+        """Whether elementwise ops that could all be in `group` lead from `op` to a value that must be stored."""
+        result = op.results[0]
+        if result in self.outputs:
+            return True
+        for user in self.readers_of(result):
+            if self.forces(user) or any(value in self.outputs for value in user.results):
+                return True
+            if user.name not in ELEMENTWISE or depth == 0:
+                continue
+            others = [self.base(value) for value in user.operands]
+            if any(self.is_other_tile(value, group) for value in others):
+                return True
+            fits = all(value is result or self.is_available(value, group, depth - 1) for value in others)
+            if fits and self.reaches_memory(user, group, now, depth - 1):
+                return True
+        return False
+
+    def is_other_tile(self, value: Value, group: Group) -> bool:
+        """Whether a value is computed with another contraction, so that what combines the two reads one from memory."""
+        home = self.home.get(value)
+        if home is not None:
+            return home is not group and home.kind == "contraction"
+        return value.op is not None and value.op.name in CONTRACTIONS
+
+    def is_available(self, value: Value, group: Group, depth: int) -> bool:
+        """Whether `group` can read or compute a value where it stands."""
+        op = value.op
+        home = self.home.get(value)
+        if op is None or home is group or is_generator(op):
+            return True
+        if home is not None:
+            return home.position < group.position
+        if op.name not in ELEMENTWISE or depth <= 0:
+            return False
+        return all(self.is_available(self.base(v), group, depth - 1) for v in op.operands)
 
     def order(self, group: Group, op: Op) -> str | None:
         """Makes sure that everything `op` reads is there when `group` runs; None, or why that cannot be."""
@@ -390,8 +462,10 @@ class Former:
             return True
         home = self.home[value]
         for reader in self.readers[home]:
-            if reader is not group and not reader.dead and any(
-                self.base(v) is value for member in reader.ops for v in member.operands
+            if (
+                reader is not group
+                and not reader.dead
+                and any(self.base(v) is value for member in reader.ops for v in member.operands)
             ):
                 return True
         return any(self.forces(user) for user in value.users)
@@ -482,7 +556,12 @@ class Former:
         """`value`, with the views it looks through moved onto the copy of its base."""
         if value in copies:
             return copies[value]
-        if value.op is None or value.op.name not in VIEWS or value in self.materialised or self.base(value) not in copies:
+        if (
+            value.op is None
+            or value.op.name not in VIEWS
+            or value in self.materialised
+            or self.base(value) not in copies
+        ):
             return value
         view = value.op
         inner = self.rebase(view.operands[0], copies)
