@@ -18,7 +18,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, rich_markup_mode=None)
+HELP = "Look at the compiler without a training run, and without a GPU."
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=HELP, rich_markup_mode=None)
 console = Console(markup=False)  # brackets in what is printed are its own
 
 
