@@ -176,6 +176,23 @@ def lower_step(captured: CapturedStep, options: Options, clock: Clock, snapshots
     return module, made
 
 
+def refuse_fallbacks(module: ir.Module) -> None:
+    """Raises UnsupportedError for the first operation of the step that would run through PyTorch."""
+    from nova.dialect.base import attribute_value
+    from nova.errors import UnsupportedError
+    from nova.fusion import records
+    from nova.runtime.read_step import source_of
+
+    step = records.step_function(module)
+    for op in step.regions[0].blocks[0].operations if step is not None else ():
+        if op.operation.name == "nova.aten_call":
+            name, where = attribute_value(op.operation.attributes["op"]), source_of(op.operation.location)
+            raise UnsupportedError(
+                f"{name} has no lowering and would run through PyTorch, which on_unsupported='error' refuses; leave the "
+                f"option out to allow it\n  at {where}"
+            )
+
+
 def compile_step(
     captured: CapturedStep,
     target: CpuTarget,
@@ -194,6 +211,8 @@ def compile_step(
     clock = Clock(progress)
     snapshots: dict[str, str] = {}
     module, decisions = lower_step(captured, options, clock, snapshots if snapshot else None)
+    if options.on_unsupported == "error":
+        refuse_fallbacks(module)
     kernels = [Kernel(k.name, k.kind, k.calls, k.text) for k in outline.kernels(module)]
     with clock.stage("kernels"):
         report = (lambda done, total: progress("kernels", done, total)) if progress else None
