@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from nova.fusion.former import OPTIMIZERS, batch_key, is_list_operand
+from nova.fusion.kinds import OPTIMIZERS
 from nova.fusion.records import Function, Op, Value
+from nova.fusion.updates import batch_key, is_list_operand
 
 ANY = 2  # elements of the stand-in tensors
 

@@ -230,8 +230,10 @@ def _forward(b: Builder, op: Op, x: Value, weight: Value, out: Value) -> Value:
 
 
 def _data_gradient(b: Builder, op: Op, dy: Value, weight: Value, dx: Value) -> Value:
-    """dx[n,c,p] = sum over o, k of dy[n,o,(p + padding - k*dilation) / stride] * weight[o,c,k]: a convolution of the spread
-    dy with the weight flipped in space and its channels swapped, within each group."""
+    """dx[n,c,p] = sum over o, k of dy[n,o,(p + padding - k*dilation) / stride] * weight[o,c,k].
+
+    This is a convolution of the spread dy with the weight flipped in space and its channels swapped, within each group.
+    """
     stride, padding, dilation = op.attrs["stride"], op.attrs["padding"], op.attrs["dilation"]
     groups = op.attrs["groups"]
     spatial = len(stride)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nova.fusion import scalars, whole
-from nova.fusion.former import OPTIMIZERS
 from nova.fusion.kernel import (
     Expr,
     Kernel,
@@ -27,6 +26,7 @@ from nova.fusion.kernel import (
     load,
     select,
 )
+from nova.fusion.kinds import OPTIMIZERS
 from nova.fusion.records import Function, Op, Value
 from nova.fusion.scalars import absolute, add, div, maximum, mul, neg, sqrt, sub
 
