@@ -55,11 +55,10 @@ class Former:
 
     def in_memory(self, value: Value) -> bool:
         """Whether the value is a whole buffer, perhaps under another shape."""
-        while value.op is not None and value not in self.materialised:
-            if value.op.name == "reshape":
-                value = value.op.operands[0]
-            else:
-                return value.op.name not in VIEWS and not is_generator(value.op)
+        while (op := value.op) is not None and value not in self.materialised:
+            if op.name != "reshape":
+                return op.name not in VIEWS and not is_generator(op)
+            value = op.operands[0]
         return True
 
     def strides(self, value: Value) -> tuple[int, ...] | None:

@@ -68,7 +68,7 @@ def batch_key(chain: list[Op]) -> object:
     parts: list[object] = []
     inside = {value: (position, i) for position, op in enumerate(chain) for i, value in enumerate(op.results)}
     for op in chain:
-        wiring = []
+        wiring: list[tuple[object, ...]] = []
         for operand in op.operands:
             if operand in inside:
                 wiring.append(("inside", inside[operand]))
