@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import builtins
 import datetime
+import gc
 import os
 import random
 import sys
@@ -447,7 +448,7 @@ class Watch:
             return
         else:
             return
-        if is_user_file(frame.f_code.co_filename):
+        if is_user_file(frame.f_code.co_filename) and not _collecting(frame):
             self._refuse(what, frame)
 
     def _refuse(self, what: str, frame: types.FrameType) -> None:
@@ -517,6 +518,16 @@ def _importing(frame: types.FrameType) -> bool:
     while caller is not None and caller.f_code.co_filename == frame.f_code.co_filename:
         caller = caller.f_back
     return caller is not None and caller.f_code.co_filename.startswith("<frozen importlib")
+
+
+def _collecting(frame: types.FrameType | None) -> bool:
+    """Whether the frame belongs to a callback of the garbage collector, which may run anywhere and is not the step's."""
+    codes = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None:
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _user_frame(frame: types.FrameType | None, through: tuple[str, ...] | None) -> types.FrameType | None:

@@ -896,3 +896,29 @@ def test_grad_scaler():
     for _ in range(5):
         case.call()
     assert case.captures <= 2
+
+
+def test_garbage_collection_callbacks_are_not_the_step(monkeypatch):
+    """A callback that reads the clock, as profilers and test tools install them, runs whenever memory is collected."""
+    import gc
+    import time
+
+    seen = []
+
+    def callback(phase, info):
+        seen.append(time.perf_counter())
+
+    w = torch.nn.Parameter(torch.ones(3))
+
+    def step():
+        gc.collect()
+        w.grad = None
+        (w * 2).sum().backward()
+        return w.grad
+
+    gc.callbacks.append(callback)
+    try:
+        assert torch.equal(nova.jit(step)(), torch.full((3,), 2.0))
+    finally:
+        gc.callbacks.remove(callback)
+    assert seen
