@@ -14,11 +14,11 @@ from typing import Any, Literal
 # name, default, meaning: printed by `python -m nova doctor`, and the whole list
 TABLE: tuple[tuple[str, str, str], ...] = (
     ("NOVA", "1", "0 runs every step eagerly, as if it were not decorated"),
-    ("NOVA_DEBUG", "0", "1 captures, cache hits and times; 2 kernels; 3 schedules with reasons; 4 IR; 5 assembly"),
-    ("NOVA_DUMP", "", "folder for the IR of every level"),
+    ("NOVA_DEBUG", "0", "1 a line for each capture: what, why, how long; 2 also every kernel with its schedule"),
+    ("NOVA_DUMP", "", "folder for the IR of every level of the steps that are compiled"),
     ("NOVA_CACHE", "", "folder of the artifact cache (default ~/.cache/nova); 0 keeps nothing on disk"),
     ("NOVA_VERIFY", "0", "1 checks the IR after every pass"),
-    ("NOVA_DISABLE", "", "names of passes to leave out, separated by commas"),
+    ("NOVA_DISABLE", "", "names of optional passes to leave out, separated by commas"),
     ("NOVA_THREADS", "0", "threads of the compiled kernels; 0 takes PyTorch's"),
     ("NOVA_WORKERS", "", "processes that compile kernels (default: one a core, at most eight); 0 uses this process"),
     ("NOVA_NATIVE", "1", "0 checks guards and binds arguments in Python only"),

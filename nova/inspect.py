@@ -1,19 +1,19 @@
 """Looking at what the compiler did: the stages as objects, and one report.
 
 captured = nova.capture(step, x, y)          level 0, state unchanged
-lowered = captured.lower("cpu")              levels 1 to 3
+lowered = captured.lower("cpu")              levels 1 to 3, for any target
 compiled = lowered.compile()                 kernels, memory plan, step program
 print(nova.explain(step, x, y))              all of it as one report
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nova.capture.signature import CapturedStep
@@ -24,24 +24,26 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from nova.fusion.outline import KernelText
-    from nova.pipeline import Compilation
+    from nova.pipeline import Compilation, Kernel
+    from nova.runtime.executable import Executable
 
 
 def capture(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
-    """Records one run of `step` and puts all state back: parameters, buffers, optimizer, gradients, generator."""
+    """Records one run of `step` and puts all state back: tensors, Python objects, the generator."""
     import torch
 
-    from nova.capture.record import record
+    from nova.capture import session
+    from nova.jit import target_of
 
-    options = getattr(step, "options", None) or Options()
-    function = getattr(step, "__wrapped__", step)
+    function, options = target_of(step)
+    name = getattr(step, "__name__", type(step).__name__)
     generator = torch.get_rng_state()
     start = time.perf_counter()
-    recording = record(function, args, kwargs)
+    recorded = session.capture(function, args, kwargs, name)
     seconds = time.perf_counter() - start
-    recording.rollback()
+    recorded.rollback()
     torch.set_rng_state(generator)
-    return Captured(recording.step, options, seconds)
+    return Captured(recorded.step, options, seconds, recorded.inputs)
 
 
 @dataclass
@@ -51,6 +53,7 @@ class Captured:
     step: CapturedStep
     options: Options
     seconds: float
+    inputs: list[Any]  # what each input of the signature stood for: tensors, numbers, None for the seed
 
     def as_text(self) -> str:
         """The graph, one operation a line."""
@@ -68,6 +71,23 @@ class Captured:
         return Lowered(self, chosen, module, decisions.decisions(), snapshots)
 
 
+ORDER = ("kind", "intrinsic", "workgroup", "reduction", "subgroup", "block_queries", "block_keys", "vector", "threads")
+
+
+def _choice(name: str, value: Any) -> str:
+    """One field of a schedule as "workgroup 51x192"; "" if it chooses nothing."""
+    if name == "promoted":
+        sides = [side for side, on in zip(("lhs", "rhs"), value, strict=True) if on]
+        return f"promoted {'+'.join(sides)}" if sides else ""
+    if isinstance(value, bool):
+        return name if value else ""
+    if value in (0, 1, "", (1, 1)) and name != "threads":
+        return ""
+    if name == "kind":
+        return str(value)
+    return f"{name} {'x'.join(map(str, value)) if isinstance(value, tuple) else value}"
+
+
 @dataclass
 class ScheduledKernel:
     """One distinct kernel with its schedule."""
@@ -79,9 +99,14 @@ class ScheduledKernel:
     predicted_seconds: float | None  # of one call
     levels: dict[str, str]  # stage name -> text
 
+    measured_seconds: float | None = None  # of one call
+
     @property
     def schedule_text(self) -> str:
-        return ", ".join(f"{k}={v}" for k, v in self.schedule.items() if k not in ("reasons", "predicted_seconds"))
+        """What was chosen, in the order of the nested tiles; choices that are "none" are left out."""
+        names = [name for name in ORDER if name in self.schedule]
+        names += [name for name in self.schedule if name not in (*ORDER, "reasons", "predicted_seconds")]
+        return ", ".join(text for name in names if (text := _choice(name, self.schedule[name])))
 
 
 @dataclass
@@ -119,6 +144,8 @@ class Lowered:
         """Machine code and the memory plan."""
         from nova import pipeline
 
+        if self.target.is_gpu:
+            raise NovaError(f"machine code is made for CPUs: for {self.target.name}, levels 1 to 3 are all there is")
         step = self.captured
         return Compiled(self, pipeline.compile_step(step.step, self.target, step.options))
 
@@ -132,18 +159,17 @@ class Compiled:
 
     def as_text(self, kernel: str) -> str:
         """LLVM IR of a kernel."""
-        from nova import pipeline
-
         for k in self.compilation.kernels:
             if k.name == kernel:
-                return pipeline.build_kernel(k.text, self.lowered.target).llvm_ir
+                return k.llvm_ir
         raise NovaError(f"no kernel {kernel!r}; kernels: {', '.join(k.name for k in self.compilation.kernels)}")
 
     def memory_analysis(self) -> Memory:
+        """What the step needs beside its state, and where the arena's bytes are."""
         return Memory.of(self.compilation.executable, self.lowered.captured.step)
 
 
-def scheduled(kernel: KernelText, target: Any) -> ScheduledKernel:
+def scheduled(kernel: KernelText | Kernel, target: Any) -> ScheduledKernel:
     """Lowers one kernel to level 3 here, keeping the text after every stage."""
     from nova import pipeline
     from nova.fusion import outline
@@ -157,9 +183,15 @@ def scheduled(kernel: KernelText, target: Any) -> ScheduledKernel:
         with context():
             for function in outline.kernel_functions(module):
                 schedule = config.plain(function.operation) or schedule
-    return ScheduledKernel(
-        kernel.name, kernel.kind, kernel.calls, schedule, schedule.get("predicted_seconds"), levels
-    )  # fmt: skip
+    predicted = schedule.get("predicted_seconds") or None  # a kernel over a list of tensors predicts nothing
+    return ScheduledKernel(kernel.name, kernel.kind, kernel.calls, schedule, predicted, levels)
+
+
+def print_kernels(kernels: Sequence[Kernel], target: Any) -> None:
+    """NOVA_DEBUG=2: one line a kernel."""
+    for k in (scheduled(kernel, target) for kernel in kernels):
+        predicted = f", predicted {k.predicted_seconds * 1e6:.1f} us" if k.predicted_seconds else ""
+        print(f"nova:   {k.name} ({k.kind}) x{k.calls}: {k.schedule_text}{predicted}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -218,10 +250,12 @@ class Report:
         yield f"{len(self.kernels)} distinct kernels, {self.launches} launches a step; stages: " + ", ".join(
             f"{stage} {s:.2f} s" for stage, s in self.seconds.items()
         )
-        table = Table("kernel", "kind", "calls", "schedule", "predicted us", title="Kernels")
-        for k in sorted(self.kernels, key=lambda k: -(k.predicted_seconds or 0) * k.calls):
-            predicted = "" if k.predicted_seconds is None else f"{k.predicted_seconds * 1e6:.1f}"
-            table.add_row(k.name, k.kind, str(k.calls), k.schedule_text, predicted)
+        measured = any(k.measured_seconds is not None for k in self.kernels)
+        columns = ["kernel", "kind", "calls", "schedule", "predicted us", *(["measured us"] if measured else [])]
+        table = Table(*columns, title="Kernels; times are of one call")
+        for k in sorted(self.kernels, key=lambda k: -(k.measured_seconds or k.predicted_seconds or 0) * k.calls):
+            row = [k.name, k.kind, str(k.calls), k.schedule_text, _microseconds(k.predicted_seconds)]
+            table.add_row(*row, *([_microseconds(k.measured_seconds)] if measured else []))
         yield table
         refused = Counter(
             f"{d.kind}: {d.op}{' with ' + d.with_op if d.with_op else ''}: {d.reason}" for d in self.decisions
@@ -244,11 +278,20 @@ class Report:
         return captured.get()
 
 
-def explain(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
-    """Captures and compiles `step` for these arguments, leaves all state as it was, and reports every stage."""
+def _microseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e6:.1f}"
+
+
+def explain(step: Callable[..., Any], *args: Any, measure: bool = False, **kwargs: Any) -> Report:
+    """Captures and compiles `step` for these arguments, leaves all state as it was, and reports every stage.
+
+    With `measure`, each kernel is also timed where it runs, on copies of the inputs.
+    """
     captured = capture(step, *args, **kwargs)
     lowered = captured.lower("cpu")
     compiled = lowered.compile()
+    if measure:
+        _measure(lowered, compiled.compilation.executable)
     plan = compiled.compilation.executable.plan
     counts = Counter((call.target, call.source) for call in plan.aten_calls)
     fallbacks = [f"{target} x{n}" + (f"  ({source})" if source else "") for (target, source), n in counts.items()]
@@ -266,17 +309,22 @@ def explain(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     )
 
 
-def dump(captured: Captured, folder: Path) -> None:
-    """Writes the IR of every level: 00-graph.txt, 10-nova.mlir, ..., kernels/<name>/20-nova-to-linalg.mlir."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "00-graph.txt").write_text(captured.as_text() + "\n")
-    lowered = captured.lower("cpu")
-    for i, (stage, text) in enumerate(lowered.snapshots.items()):
-        (folder / f"{10 + i}-{stage}.mlir").write_text(text)
+def _measure(lowered: Lowered, executable: Executable) -> None:
+    """Sets the measured time of every kernel."""
+    from nova.fusion import outline
+    from nova.runtime.profile import profile
+
+    captured = lowered.captured
+    specs = captured.step.signature.inputs
+    given = list(zip(specs, captured.inputs, strict=True))
+    tensors = [value for spec, value in given if spec.role not in ("scalar", "seed")]
+    scalars = [float(value) for spec, value in given if spec.role == "scalar"]
+    bodies = outline.bodies_of(lowered.module)
+    seconds: defaultdict[str, float] = defaultdict(float)
+    calls: Counter[str] = Counter()
+    for timed in profile(executable, tensors, scalars):
+        seconds[bodies[timed.name]] += timed.median
+        calls[bodies[timed.name]] += timed.calls
     for kernel in lowered.kernels:
-        place = folder / "kernels" / kernel.name
-        place.mkdir(parents=True, exist_ok=True)
-        for i, (stage, text) in enumerate(kernel.levels.items()):
-            (place / f"{20 + i}-{stage}.mlir").write_text(text)
-    decisions = "\n".join(map(str, lowered.decisions))
-    (folder / "fusion.txt").write_text(decisions + "\n")
+        if calls[kernel.name]:
+            kernel.measured_seconds = seconds[kernel.name] / calls[kernel.name]

@@ -262,7 +262,7 @@ class Step:
                 capture.rollback()
                 raise
         capture.rollback = _nothing
-        result, capture.result = fresh_copies(capture.result), None
+        result, capture.result, capture.inputs = fresh_copies(capture.result), None, []
         if variant is None:
             progress.summary(f"recorded in {progress.elapsed:.2f} s, not compiled yet: {capture.once[0]}")
             return result
@@ -283,10 +283,16 @@ class Step:
 
             return Variant(capture, Interpreted(capture.step))
         from nova import pipeline
+        from nova.dump import StepDump
         from nova.schedule import target
 
         self.compilations += 1
-        compilation = pipeline.compile_step(capture.step, target.host(), self.options, progress)
+        dump = StepDump.of(self.name)
+        compilation = pipeline.compile_step(capture.step, target.host(), self.options, progress, dump)
+        if knobs.debug >= 2:
+            from nova import inspect
+
+            inspect.print_kernels(compilation.kernels, target.host())
         return Variant(capture, compilation.executable, compilation)
 
     # -- notices

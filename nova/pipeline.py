@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from nova.errors import CompileError
+from nova.errors import CompileError, NovaError
 
 if TYPE_CHECKING:
     from nova.capture.signature import CapturedStep
     from nova.config import Options
+    from nova.dump import StepDump
     from nova.mlir import ir
     from nova.runtime.executable import Executable
     from nova.schedule.target import CpuTarget
@@ -36,6 +37,7 @@ class Stage:
     scope: Literal["step", "kernel"]
     module: str
     allows: tuple[str, ...]  # dialects that may remain afterwards
+    optional: bool = False  # NOVA_DISABLE may leave it out: the step is the same without it, and slower
 
 
 _NOVA = ("builtin", "func", "nova")
@@ -43,12 +45,12 @@ _LINALG = (*_NOVA, "arith", "linalg", "math", "tensor")
 
 STAGES: tuple[Stage, ...] = (
     # level 1: the step as the user wrote it, then cheaper and still the same
-    Stage("simplify", 1, "step", "nova.graph.simplify", _NOVA),
+    Stage("simplify", 1, "step", "nova.graph.simplify", _NOVA, optional=True),
     Stage("precision", 1, "step", "nova.graph.precision", _NOVA),
-    Stage("remat", 1, "step", "nova.graph.remat", _NOVA),
+    Stage("remat", 1, "step", "nova.graph.remat", _NOVA, optional=True),
     # level 1 to 2: which ops share a kernel; one body for equal kernels. The loss head's tile is its contraction's
     # schedule, a pure function of shapes and target, so it is known here
-    Stage("split-loss-head", 1, "step", "nova.fusion.loss_head", _NOVA),
+    Stage("split-loss-head", 1, "step", "nova.fusion.loss_head", _NOVA, optional=True),
     Stage("form-dispatches", 1, "step", "nova.fusion.dispatch", _NOVA),
     Stage("outline-kernels", 1, "step", "nova.fusion.outline", _NOVA),
     # level 2: each distinct kernel as structured ops
@@ -91,18 +93,16 @@ def _walk(op: Any) -> Iterator[Any]:
                 yield from _walk(child.operation)
 
 
-def lower_kernel(text: str, options: Any, stop_at: str | None = None) -> Iterator[tuple[str, ir.Module]]:
+def lower_kernel(text: str, options: Any) -> Iterator[tuple[str, ir.Module]]:
     """Lowers one outlined kernel stage by stage, yielding (stage name, module) after each."""
-    from nova import mlir
+    from nova import config, mlir
 
     module = mlir.parse(text)
     with mlir.context(), mlir.ir.Location.unknown():
         for stage in STAGES:
             if stage.scope == "kernel":
-                module = run_pass(stage.name, module, options, verify=False)
+                module = run_pass(stage.name, module, options, verify=config.knobs.verify)
                 yield stage.name, module
-                if stage.name == stop_at:
-                    return
 
 
 def build_kernel(text: str, target: CpuTarget) -> Any:
@@ -121,6 +121,7 @@ class Kernel:
     kind: str
     calls: int
     text: str  # level 1, as outlined: what the kernel stages and the cache key start from
+    llvm_ir: str = ""
 
 
 @dataclass
@@ -134,7 +135,6 @@ class Compilation:
     decisions: list[Any] = field(default_factory=list)  # fusion decisions with reasons, see nova/fusion/decisions.py
     seconds: dict[str, float] = field(default_factory=dict)  # per stage
     compiled: int = 0  # kernels compiled now; the others came from the cache
-    snapshots: dict[str, str] = field(default_factory=dict)  # text after each step stage, when dumping
 
 
 class Clock:
@@ -155,12 +155,23 @@ class Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
+def disabled_stages() -> frozenset[str]:
+    """What NOVA_DISABLE leaves out."""
+    from nova import config
+
+    named, optional = config.knobs.disabled_passes, [stage.name for stage in STAGES if stage.optional]
+    if wrong := named.difference(optional):
+        raise NovaError(f"NOVA_DISABLE cannot leave out {', '.join(sorted(wrong))}; it can: {', '.join(optional)}")
+    return named
+
+
 def lower_step(captured: CapturedStep, options: Options, clock: Clock, snapshots: dict[str, str] | None = None):
     """Level 0 to the outlined step: (module, fusion decisions). `snapshots` collects the text after every stage."""
     from nova import config, mlir
     from nova.dialect import emit
     from nova.fusion import decisions
 
+    disabled = disabled_stages()
     with mlir.context(), mlir.ir.Location.unknown():
         with clock.stage("emit"):
             module = emit.emit_step(captured)
@@ -168,7 +179,7 @@ def lower_step(captured: CapturedStep, options: Options, clock: Clock, snapshots
             snapshots["nova"] = str(module)
         with decisions.collecting() as made:
             for stage in STAGES:
-                if stage.scope == "step" and stage.name not in config.knobs.disabled_passes:
+                if stage.scope == "step" and stage.name not in disabled:
                     with clock.stage(stage.name):
                         module = run_pass(stage.name, module, options, verify=config.knobs.verify)
                     if snapshots is not None:
@@ -188,8 +199,8 @@ def refuse_fallbacks(module: ir.Module) -> None:
         if op.operation.name == "nova.aten_call":
             name, where = attribute_value(op.operation.attributes["op"]), source_of(op.operation.location)
             raise UnsupportedError(
-                f"{name} has no lowering and would run through PyTorch, which on_unsupported='error' refuses; leave the "
-                f"option out to allow it\n  at {where}"
+                f"{name} has no lowering and would run through PyTorch, which on_unsupported='error' refuses; leave "
+                f"the option out to allow it\n  at {where}"
             )
 
 
@@ -198,9 +209,9 @@ def compile_step(
     target: CpuTarget,
     options: Options,
     progress: Progress | None = None,
-    snapshot: bool = False,
+    dump: StepDump | None = None,
 ) -> Compilation:
-    """From a captured step to an executable.
+    """From a captured step to an executable. `dump` keeps the text of every level on disk.
 
     Raises CompileError for a bug in a pass, UnsupportedError when `options.on_unsupported == "error"` and something
     would run through PyTorch.
@@ -209,18 +220,30 @@ def compile_step(
     from nova.runtime import executable, pool
 
     clock = Clock(progress)
-    snapshots: dict[str, str] = {}
-    module, decisions = lower_step(captured, options, clock, snapshots if snapshot else None)
+    if dump is not None:
+        dump.text("00-graph.txt", str(captured.graph))
+    module, decisions = lower_step(captured, options, clock, dump.stages if dump is not None else None)
     if options.on_unsupported == "error":
         refuse_fallbacks(module)
     kernels = [Kernel(k.name, k.kind, k.calls, k.text) for k in outline.kernels(module)]
+    if dump is not None:
+        dump.text("fusion.txt", str(decisions))
+        for kernel in kernels:
+            dump.kernel(kernel, target)
     with clock.stage("kernels"):
         report = (lambda done, total: progress("kernels", done, total)) if progress else None
         objects = pool.compile_kernels([k.text for k in kernels], target, report)
+    for kernel, found in zip(kernels, objects, strict=True):
+        kernel.llvm_ir = found.llvm_ir
     with clock.stage("link"):
         made = {k.name: o for k, o in zip(kernels, objects, strict=True)}
         symbols = {symbol: made[body] for symbol, body in outline.bodies_of(module).items()}
         linked = executable.build(module, symbols, captured.signature)
+    if dump is not None:
+        for kernel in kernels:
+            dump.code(kernel.name, kernel.llvm_ir)
+        if linked.memory_plan is not None:
+            dump.text("memory.txt", linked.memory_plan.table(limit=1000))
     return Compilation(
-        linked, captured.name, lambda: str(module), kernels, decisions, clock.seconds, objects.compiled, snapshots
-    )
+        linked, captured.name, lambda: str(module), kernels, decisions, clock.seconds, objects.compiled
+    )  # fmt: skip

@@ -22,12 +22,7 @@ from nova.config import Options
 from nova.errors import NovaError
 
 FACTOR = 3.0  # how much farther from float64 than eager a result may be
-FLOOR = {
-    "f32": 4e-6,
-    "f64": 1e-14,
-    "bf16": 2e-2,
-    "f16": 3e-3,
-}  # relative; covers results that eager happens to get exact
+FLOOR = {"f32": 4e-6, "f64": 1e-14, "bf16": 2e-2, "f16": 3e-3}  # relative; for results that eager gets exact
 CHUNK = 64  # intermediate values exported at a time while looking for the first wrong one
 
 
@@ -75,17 +70,13 @@ class Verification:
 
 def verify(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Verification:
     """Compiles `step` for these arguments and compares it with eager and float64; changes no state."""
-    from nova.capture.record import record
+    from nova.inspect import capture
 
-    options = getattr(step, "options", None) or Options()
-    function = getattr(step, "__wrapped__", step)
+    captured = capture(step, *args, **kwargs)
     generator = torch.get_rng_state()
-    recording = record(function, args, kwargs)
-    recording.rollback()
-    torch.set_rng_state(generator)
     seed = int(torch.empty((), dtype=torch.int64).random_())
     torch.set_rng_state(generator)
-    return verify_captured(recording.step, recording.inputs, seed, options)
+    return verify_captured(captured.step, captured.inputs, seed, captured.options)
 
 
 def verify_captured(captured: CapturedStep, inputs: Sequence[Any], seed: int, options: Options) -> Verification:

@@ -48,6 +48,7 @@ class Capture:
     step: CapturedStep
     guards: GuardSet
     result: Any = None  # what the recording run returned
+    inputs: list[Any] = field(default_factory=list)  # what each input stood for, in the order of the signature
     consts: list[Any] = field(default_factory=list)
     classes: dict[str, Any] = field(default_factory=dict)  # classes of the output tree
     optimizers: list[Source] = field(default_factory=list)  # those whose state must exist before the step
@@ -186,8 +187,8 @@ def _settled(
     recording.step.guards = guards
     recording.step.name = name
     return Capture(
-        name, recording.step, guards, recording.result, list(recording.consts), classes, sources, list(recording.once),
-        objects.truncated, rollback=rollback,
+        name, recording.step, guards, recording.result, recording.inputs, list(recording.consts), classes, sources,
+        list(recording.once), objects.truncated, rollback=rollback,
     )  # fmt: skip
 
 
