@@ -172,10 +172,6 @@ def slot_names(cls: Any) -> tuple[str, ...]:
     return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
 
 
-def code_of(obj: Any) -> types.CodeType | None:
-    return obj.__code__ if isinstance(obj, types.FunctionType) else None
-
-
 def closure_items(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """(name, value) of the function's closure variables that are set."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):

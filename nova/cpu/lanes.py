@@ -227,11 +227,6 @@ def lane(value: Value, position: int) -> Value:
     return create("vector.extract", element_of(value.type), [value], {"static_position": attribute})
 
 
-def insert_lane(scalar: Value, value: Value, position: int) -> Value:
-    attribute = ir.DenseI64ArrayAttr.get([position])
-    return create("vector.insert", value.type, [scalar, value], {"static_position": attribute})
-
-
 def from_lanes(values: Sequence[Value]) -> Value:
     return create("vector.from_elements", vector_type(values[0].type, len(values)), list(values))
 

@@ -114,10 +114,6 @@ class Emitter:
 
     # -- operands -----------------------------------------------------------------------------------------------
 
-    def is_scalar(self, x: Any) -> bool:
-        """A Python number, or a value that traces one."""
-        return is_number(x) or id(x) in self.scalars
-
     def value(self, x: Any, dtype: str) -> Value:
         """x, a value or number, as a value of `dtype`."""
         return self.b.constant(x, dtype) if is_number(x) else self.b.cast(x, dtype)

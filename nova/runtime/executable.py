@@ -157,12 +157,6 @@ class Executable:
         self.pointer_table.set_base(self.plan.arena, arena.address)
         return arena
 
-    def release_arena(self) -> None:
-        """Lets go of the arena; the next call finds or allocates one."""
-        with self._lock:
-            self._arena = None
-            self._memory.move_to(None)
-
     # -- the hot path
 
     def __call__(

@@ -91,10 +91,6 @@ class GpuTarget(Target):
     def has_wgmma(self) -> bool:
         return self.capability[0] == 9
 
-    def smem_peak(self) -> float:
-        """Bytes/s all SMs can read from shared memory."""
-        return self.sms * self.smem_bytes_clock * self.clock
-
 
 def _gpu(name: str, **fields: object) -> GpuTarget:
     return GpuTarget(name=name, **fields)  # type: ignore[arg-type]

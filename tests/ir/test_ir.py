@@ -28,6 +28,11 @@ def filecheck(output: str, check_file: Path) -> None:
     assert matcher.run() == 0, f"FileCheck failed for {check_file}; the output was:\n{output}"
 
 
+def test_every_pass_has_a_test() -> None:
+    tested = {name for path in FILES for name in RUN.search(path.read_text())[1].split()}
+    assert tested == set(pipeline.BY_NAME)
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_ir(path: Path) -> None:
     module = parse(path.read_text())
