@@ -30,7 +30,7 @@ from nova.runtime.executable import LoadedKernel
 from nova.runtime.key import Key, kernel_key
 from nova.runtime.worker import bootstrap, builder, read_frame, write_frame
 
-FEW = 4  # fewer kernels than this compile here, if the compiler is loaded anyway and no worker is ready
+FEW = 8  # fewer kernels than this compile here, if MLIR is loaded anyway and no worker is ready
 BUILDER = "nova.pipeline:build_kernel"  # (text, target) -> kernel object; called in the workers, or here
 _ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -291,7 +291,7 @@ def _cached(cache: Cache, digest: str) -> LoadedKernel | None:
 
 
 def _compile(texts: Sequence[str], target: Any, done: Callable[[int, LoadedKernel], None]) -> None:
-    if _can_spawn() and not (len(texts) < FEW and "nova.cpu.compile" in sys.modules and not _pool().ready()):
+    if _can_spawn() and not (len(texts) < FEW and "nova.mlir" in sys.modules and not _pool().ready()):
         _pool().run(texts, pickle.dumps(target), done)
         return
     build = builder(BUILDER)
