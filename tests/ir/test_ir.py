@@ -13,11 +13,15 @@ from filecheck.options import DumpInputKind, Options
 from filecheck.parser import Parser
 
 from nova import pipeline
-from nova.mlir import context, parse
+from nova.cpu import compile
+from nova.mlir import context, ir, parse
+from nova.schedule import target as targets
 
 ROOT = Path(__file__).parent
 RUN = re.compile(r"^// RUN: nova-opt (.+)$", re.MULTILINE)
 FILES = [p for p in sorted(ROOT.rglob("*.mlir")) if RUN.search(p.read_text())]
+
+EXAMPLES = sorted((ROOT / "fusion" / "examples").glob("*.mlir"))
 
 
 def filecheck(output: str, check_file: Path) -> None:
@@ -31,6 +35,19 @@ def filecheck(output: str, check_file: Path) -> None:
 def test_every_pass_has_a_test() -> None:
     tested = {name for path in FILES for name in RUN.search(path.read_text())[1].split()}
     assert tested == set(pipeline.BY_NAME)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_the_form_of_level_2(path: Path) -> None:
+    """The examples that describe kernels at level 2 are what the stages after it read."""
+    module = parse(path.read_text())
+    target = targets.by_name("zen3")
+    with context(), ir.Location.unknown():
+        pipeline.check_level(pipeline.BY_NAME["nova-to-linalg"], module)
+        module = pipeline.run_pass("configure", module, target)
+        assert "predicted_seconds" in str(module)
+        loops, _ = compile.lower_kernel(module, target)
+        assert loops.operation.verify() and "linalg." not in str(loops)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
