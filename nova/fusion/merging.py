@@ -122,6 +122,8 @@ def write_directly(kernel: Kernel) -> None:
             writers = [o for o in kernel.ops if tensor in o.writes()]
             if len(writers) != 1 or writers[0] is op:
                 continue
+            if not set(op.loops) <= set(writers[0].loops) - set(writers[0].reduced):
+                continue  # the copy repeats the value along loops that its writer does not walk
             source = next(o for o in writers[0].outs if o.tensor is tensor)
             if source.index != index or sum(out.tensor in o.writes() for o in kernel.ops) != 1:
                 continue

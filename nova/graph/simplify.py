@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from nova.graph import rules_arithmetic, rules_views  # noqa: F401  (fill the rule table)
+from nova.graph.empty import replace_empty
 from nova.graph.rewriting import apply_rules
 from nova.mlir import context, ir, run_passes
 
@@ -27,14 +28,16 @@ def run(module: ir.Module, options: Any = None) -> ir.Module:
     """Simplifies every function of the module in place."""
     with context(), ir.Location.unknown():
         run_passes(module, CLEANUP, verify=False)
+        blocks = [
+            block
+            for function in module.body.operations
+            for region in function.operation.regions
+            for block in region.blocks
+        ]
+        if sum(replace_empty(block) for block in blocks):
+            run_passes(module, CLEANUP, verify=False)
         for _ in range(MAX_SWEEPS):
-            changed = sum(
-                apply_rules(block)
-                for function in module.body.operations
-                for region in function.operation.regions
-                for block in region.blocks
-            )
-            if not changed:
+            if not sum(apply_rules(block) for block in blocks):
                 break
             run_passes(module, CLEANUP, verify=False)
     return module

@@ -124,7 +124,10 @@ pointer:
   %base_p = getelementptr i64, ptr %bases, i64 %slot
   %before = load i64, ptr %base_p
   %unchanged = icmp eq i64 %now, %before
-  br i1 %unchanged, label %next, label %patch
+  br i1 %unchanged, label %next, label %moved
+
+moved: ; a pointer that has become null is a tensor without memory here (meta): the slow check says so
+  br i1 %null, label %differs, label %patch
 
 patch:
   store i64 %now, ptr %base_p

@@ -1,0 +1,35 @@
+"""Inputs that a step cannot be run on: an error that names the cause, and the model as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import nova
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_meta_tensor_is_an_error_and_changes_nothing(first):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @nova.jit
+    def step(x, y):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    x, y = torch.randn(5, 4), torch.randint(0, 3, (5,))
+    if not first:
+        step(x, y)
+        step(x, y)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises((RuntimeError, ValueError), match="meta"):
+        step(x.to("meta"), y)
+    assert all(torch.equal(a, p) for a, p in zip(before, model.parameters(), strict=True))
+    assert torch.isfinite(step(x, y))

@@ -1,0 +1,55 @@
+"""Layers and shapes that few steps have, compiled against eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from steps import check
+from torch import nn
+
+EMPTY = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 2)), (0, 3)),
+    "convolution": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2)), (0, 3, 8, 8)),
+    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0), (0, 5, 8)),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_batch_of_nothing(name):
+    make, shape = EMPTY[name]
+
+    def build():
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+        def step(x):
+            y = model(x)
+            loss = y.sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach(), y.detach()
+
+        return step, [(torch.randn(shape),) for _ in range(2)], lambda: list(model.state_dict().values())
+
+    check(build)
+
+
+def test_a_gradient_that_repeats_a_function_of_a_sum():
+    """The kernel both returns the sum and spreads its cosine over the parameter."""
+
+    def build():
+        w = nn.Parameter(torch.randn(4, 5))
+        optimizer = torch.optim.SGD([w], lr=0.1)
+
+        def step():
+            total = w.sum()
+            total.mul(1.3).sin().backward()
+            gradient = w.grad.clone()
+            optimizer.step()
+            optimizer.zero_grad()
+            return gradient, total.detach()
+
+        return step, [(), (), ()], lambda: [w]
+
+    check(build)
