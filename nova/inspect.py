@@ -67,7 +67,7 @@ class Captured:
         clock = pipeline.Clock(None)
         snapshots: dict[str, str] = {}
         chosen = targets.by_name(target)
-        module, decisions = pipeline.lower_step(self.step, self.options, clock, snapshots)
+        module, decisions = pipeline.lower_step(self.step, chosen, self.options, clock, snapshots)
         return Lowered(self, chosen, module, decisions.decisions(), snapshots)
 
 

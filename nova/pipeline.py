@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nova.dump import StepDump
     from nova.mlir import ir
     from nova.runtime.executable import Executable
-    from nova.schedule.target import CpuTarget
+    from nova.schedule.target import CpuTarget, Target
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
@@ -165,13 +165,24 @@ def disabled_stages() -> frozenset[str]:
     return named
 
 
-def lower_step(captured: CapturedStep, options: Options, clock: Clock, snapshots: dict[str, str] | None = None):
+@dataclass(frozen=True)
+class StepOptions:
+    """What the step stages may depend on."""
+
+    precision: str
+    target: Target
+
+
+def lower_step(
+    captured: CapturedStep, target: Target, options: Options, clock: Clock, snapshots: dict[str, str] | None = None
+):
     """Level 0 to the outlined step: (module, fusion decisions). `snapshots` collects the text after every stage."""
     from nova import config, mlir
     from nova.dialect import emit
     from nova.fusion import decisions
 
     disabled = disabled_stages()
+    chosen = StepOptions(options.precision, target)
     with mlir.context(), mlir.ir.Location.unknown():
         with clock.stage("emit"):
             module = emit.emit_step(captured)
@@ -181,7 +192,7 @@ def lower_step(captured: CapturedStep, options: Options, clock: Clock, snapshots
             for stage in STAGES:
                 if stage.scope == "step" and stage.name not in disabled:
                     with clock.stage(stage.name):
-                        module = run_pass(stage.name, module, options, verify=config.knobs.verify)
+                        module = run_pass(stage.name, module, chosen, verify=config.knobs.verify)
                     if snapshots is not None:
                         snapshots[stage.name] = str(module)
     return module, made
@@ -222,7 +233,7 @@ def compile_step(
     clock = Clock(progress)
     if dump is not None:
         dump.text("00-graph.txt", str(captured.graph))
-    module, decisions = lower_step(captured, options, clock, dump.stages if dump is not None else None)
+    module, decisions = lower_step(captured, target, options, clock, dump.stages if dump is not None else None)
     if options.on_unsupported == "error":
         refuse_fallbacks(module)
     kernels = [Kernel(k.name, k.kind, k.calls, k.text) for k in outline.kernels(module)]
