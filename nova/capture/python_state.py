@@ -521,7 +521,7 @@ def _importing(frame: types.FrameType) -> bool:
 
 
 def _collecting(frame: types.FrameType | None) -> bool:
-    """Whether the frame belongs to a callback of the garbage collector, which may run anywhere and is not the step's."""
+    """Whether the frame belongs to a callback of the garbage collector, which runs anywhere and is not the step's."""
     codes = {getattr(callback, "__code__", None) for callback in gc.callbacks}
     while frame is not None:
         if frame.f_code in codes:

@@ -18,8 +18,10 @@ def _tiles(classes: int, tile: int) -> int:
 
 @op("sce_partials", "logits *target", "maxima sums *picked", "tile:int")
 def _sce_partials(it: Instance) -> None:
-    """Per row of logits [N,C] and tile of `tile` columns (the last may be short): the maximum m of the tile and the sum of
-    e**(x - m), where a tile of nothing but -inf sums to 0; with target [N] also the sum of x over the columns that are the
+    """Per row of logits [N,C] and tile of `tile` columns (the last may be short): the maximum m of the tile and
+    the sum of
+    e**(x - m), where a tile of nothing but -inf sums to 0; with target [N] also the sum of x over the columns
+    that are the
     row's target. Results [N, ceil(C/tile)], f32 (f64 for f64)."""
     logits = it.ins[0]
     check(len(logits.shape) == 2, "logits {} must be [N,C]", logits)
@@ -31,9 +33,15 @@ def _sce_partials(it: Instance) -> None:
         check_like(out, expected, "result", "expected")
 
 
-@op("sce_merge", "maxima sums picked target *weight", "loss lse", "has_weight:bool ignore_index:int reduction:int classes:int")
+@op(
+    "sce_merge",
+    "maxima sums picked target *weight",
+    "loss lse",
+    "has_weight:bool ignore_index:int reduction:int classes:int",
+)
 def _sce_merge(it: Instance) -> None:
-    """nova.sce without label smoothing from the partials of its logits: M = max of maxima, S = sum of sums * e**(maxima - M),
+    """nova.sce without label smoothing from the partials of its logits: M = max of maxima, S = sum of sums *
+    e**(maxima - M),
     lse = M + log(S), and the target's logit from picked: the logits [N,classes] themselves, or the partial sums."""
     maxima, sums, picked, target = it.ins[:4]
     check_like(sums, maxima, "sums", "maxima")
