@@ -8,8 +8,6 @@ import functools
 
 import pytest
 import torch
-from tests import kernels
-from tests.numerics import test_fusion as cases
 
 from nova import mlir, pipeline
 from nova.cpu.compile import compile_kernel
@@ -17,6 +15,8 @@ from nova.dialect.emit import TORCH_DTYPES
 from nova.dialect.types import describe
 from nova.fusion import interpret, outline, readback
 from nova.schedule import target as targets
+from tests import kernels
+from tests.numerics import test_fusion as cases
 
 TOLERANCE = 2e-5
 
