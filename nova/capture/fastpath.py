@@ -40,6 +40,7 @@ from nova.capture.guards import (
     GuardSet,
     Node,
     follow_own,
+    gradient_hooks,
     same_literal,
 )
 from nova.capture.signature import InputSpec, Signature, Source
@@ -405,6 +406,20 @@ class Binding:
         else:
             self.space["watch"], check = self.watch.check, "watch()"
         self.space["repair"] = self.repair
+        hooks = [nodes[index].meta.hooks for index in self.stable]  # type: ignore[union-attr]
+        trained = [position for position, tensor in enumerate(tensors) if tensor.requires_grad]
+        expected, stable = [(position, hooks[position]) for position in trained], self.watch.tensors
+
+        def hooked() -> bool:
+            for position, want in expected:
+                tensor = stable[position]
+                has = tensor._backward_hooks or tensor._post_accumulate_grad_hooks
+                if (has or want) and gradient_hooks(tensor) != want:
+                    return True
+            return False
+
+        self.space["hooked"] = hooked
+        self.lines.insert(0, "if hooked(): return None")
         # Must come first: code above reads `stable` only in expressions that follow this line.
         self.lines.insert(0, f"if {check} and not repair(): return None")
 

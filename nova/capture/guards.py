@@ -19,7 +19,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -62,6 +62,14 @@ def type_name(obj: Any) -> str:
     return f"{type(obj).__module__}.{type(obj).__qualname__}"
 
 
+def gradient_hooks(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The identities of what `register_hook` and `register_post_accumulate_grad_hook` put on a leaf."""
+    first, second = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    if not first and not second:
+        return ()
+    return tuple(id(hook) for table in (first, second) for hook in (table or {}).values())
+
+
 @dataclass(frozen=True)
 class TensorMeta:
     """What a tensor must look like. `grad`: whether `.grad` must be None, must be set, or does not matter."""
@@ -72,12 +80,13 @@ class TensorMeta:
     device: str
     requires_grad: bool
     grad: int = GRAD_ANY
+    hooks: tuple[int, ...] = ()  # identities of the hooks on its gradient: another process's never match
 
     @staticmethod
     def of(tensor: torch.Tensor, grad: int = GRAD_ANY) -> TensorMeta:
         return TensorMeta(
             str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride(), str(tensor.device),
-            tensor.requires_grad, grad,
+            tensor.requires_grad, grad, gradient_hooks(tensor),
         )  # fmt: skip
 
     def difference(self, tensor: torch.Tensor) -> str | None:
@@ -92,6 +101,8 @@ class TensorMeta:
                 a, b = getattr(self, what), getattr(other, what)
                 if a != b:
                     return f"{what} was {a}, is now {b}"
+            if self.hooks != other.hooks:
+                return f"had {len(self.hooks)} gradient hooks, now {len(other.hooks)} or others"
         if self.grad != GRAD_ANY and tensor.is_leaf and (tensor.grad is None) != (self.grad == GRAD_NONE):
             return ".grad was None, is now set" if self.grad == GRAD_NONE else ".grad was set, is now None"
         return None
@@ -498,7 +509,7 @@ class Builder:
         requires = self.seen.before.get((id(tensor), ("attr", "requires_grad")))
         meta = TensorMeta.of(tensor, self.seen.grads.get(id(tensor), GRAD_ANY))
         if requires is not None:
-            meta = TensorMeta(meta.dtype, meta.shape, meta.stride, meta.device, requires, meta.grad)
+            meta = replace(meta, requires_grad=requires)
         node.meta = meta
 
 

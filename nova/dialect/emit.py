@@ -15,6 +15,7 @@ import functools
 import json
 import math
 import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -327,7 +328,7 @@ def emit_step(captured: Any) -> ir.Module:
         inputs = [tensor_type(tuple(i.type.shape), i.type.dtype) for i in signature.inputs]
         outputs = [tensor_type(tuple(o.type.shape), o.type.dtype) for o in signature.outputs]
         with ir.InsertionPoint(module.body):
-            step = func.FuncOp(captured.name, (inputs, outputs))
+            step = func.FuncOp(re.sub(r"\W", "_", captured.name), (inputs, outputs))  # "<lambda>" is no symbol
         step.attributes["arg_attrs"] = _argument_attributes(signature)
         step.attributes["res_attrs"] = ir.ArrayAttr.get(
             [ir.DictAttr.get({"nova.kind": attribute("str", o.kind)}) for o in signature.outputs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from steps import check
 from torch import nn
 
 import nova
@@ -33,3 +34,44 @@ def test_a_meta_tensor_is_an_error_and_changes_nothing(first):
         step(x.to("meta"), y)
     assert all(torch.equal(a, p) for a, p in zip(before, model.parameters(), strict=True))
     assert torch.isfinite(step(x, y))
+
+
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_gradient_hook_added_or_removed_later_is_seen(kind):
+    def build():
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handles = []
+
+        def step(x):
+            loss = model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        def triple(tensor):
+            if kind == "register_hook":
+                return tensor * 3
+            tensor.grad = tensor.grad * 3
+            return None
+
+        def add():
+            handles.append(getattr(model.weight, kind)(triple))
+
+        def remove():
+            handles.pop().remove()
+
+        batch = lambda: (torch.randn(2, 4) * 0.3,)  # noqa: E731
+        data = [batch(), batch(), add, batch(), batch(), remove, batch(), batch()]
+        return step, data, lambda: list(model.parameters())
+
+    check(build)
+
+
+def test_a_lambda_is_a_step():
+    layer = nn.Linear(4, 3)
+    x = torch.randn(2, 4)
+    step = nova.jit(lambda x: layer(x).detach())
+    for _ in range(3):
+        torch.testing.assert_close(step(x), layer(x).detach())
