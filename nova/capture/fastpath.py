@@ -193,6 +193,9 @@ class Binding:
             self.live.append(index)
             self.variables[index] = f"live[{slot}]"
             self._emit(f"live[{slot}] = {expression}")
+            meta = self.guards.nodes[index].meta
+            if meta is not None and meta.requires_grad:
+                self._emit(f"if not live[{slot}].is_leaf: return None")
             return self._tensor_children(index, f"live[{slot}]")
         variable = f"o{index}"
         self.variables[index] = variable

@@ -103,6 +103,8 @@ class TensorMeta:
                     return f"{what} was {a}, is now {b}"
             if self.hooks != other.hooks:
                 return f"had {len(self.hooks)} gradient hooks, now {len(other.hooks)} or others"
+        if self.requires_grad and not tensor.is_leaf:
+            return "was a leaf, is now computed outside the step"
         if self.grad != GRAD_ANY and tensor.is_leaf and (tensor.grad is None) != (self.grad == GRAD_NONE):
             return ".grad was None, is now set" if self.grad == GRAD_NONE else ".grad was set, is now None"
         return None

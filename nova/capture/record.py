@@ -243,6 +243,14 @@ class Recorder(TorchDispatchMode):
     # ---- inputs ----
 
     def lifted_input(self, lifted: Lifted) -> None:
+        tensor = lifted.tensor
+        if tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled():
+            # A replay has no way to continue a backward pass into what was computed outside.
+            raise CaptureError(
+                "the step reads a tensor that was computed outside it and requires grad, so its gradient would leave the "
+                "step; compute it inside the step, or pass it detached (x.detach())",
+                self.line,
+            )
         self.lifted.append(lifted)
 
     def canonical(self, t: Tensor) -> Tensor:

@@ -199,7 +199,8 @@ def _sequence_children(obj: Sequence[Any]) -> Iterator[tuple[Step, Any]]:
 
 
 def _attribute_children(obj: Any) -> Iterator[tuple[Step, Any]]:
-    for name, value in list(getattr(obj, "__dict__", {}).items()):
+    attributes = getattr(obj, "__dict__", None)
+    for name, value in list(attributes.items()) if isinstance(attributes, dict) else ():  # some make it up on the fly
         yield ("attr", name), value
     for name in slot_names(type(obj)):
         try:

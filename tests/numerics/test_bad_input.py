@@ -9,6 +9,7 @@ from steps import check
 from torch import nn
 
 import nova
+from nova.errors import CaptureError
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -75,3 +76,27 @@ def test_a_lambda_is_a_step():
     step = nova.jit(lambda x: layer(x).detach())
     for _ in range(3):
         torch.testing.assert_close(step(x), layer(x).detach())
+
+
+@pytest.mark.parametrize("leaf_first", [False, True])
+def test_a_gradient_may_not_leave_the_step(leaf_first):
+    """An input computed outside that requires grad: eager's backward would go on into what computed it."""
+    w, m = torch.nn.Parameter(torch.ones(4)), torch.nn.Linear(4, 3)
+    opt = torch.optim.SGD(m.parameters(), lr=0.1)
+
+    @nova.jit
+    def step(x):
+        loss = m(x).square().sum()
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        return loss.detach()
+
+    if leaf_first:
+        step(torch.randn(2, 4, requires_grad=True))
+        step(torch.randn(2, 4, requires_grad=True))
+    before = [p.detach().clone() for p in m.parameters()]
+    with pytest.raises(CaptureError, match=r"(?s)computed outside.*detach.*line \d+"):
+        step(torch.randn(2, 4) * w)
+    assert w.grad is None and all(torch.equal(a, b) for a, b in zip(before, m.parameters()))
+    step((torch.randn(2, 4) * w).detach())
