@@ -247,8 +247,8 @@ class Recorder(TorchDispatchMode):
         if tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled():
             # A replay has no way to continue a backward pass into what was computed outside.
             raise CaptureError(
-                "the step reads a tensor that was computed outside it and requires grad, so its gradient would leave the "
-                "step; compute it inside the step, or pass it detached (x.detach())",
+                "the step reads a tensor that was computed outside it and requires grad, so its gradient would leave "
+                "the step; compute it inside the step, or pass it detached (x.detach())",
                 self.line,
             )
         self.lifted.append(lifted)
