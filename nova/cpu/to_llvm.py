@@ -29,6 +29,7 @@ PASSES_FOR = {
     "affine.": ("lower-affine",),
     "memref.subview": ("expand-strided-metadata",),
     "vector.": ("convert-vector-to-llvm",),
+    "math.ipowi": ("convert-math-to-funcs",),  # integer powers become a loop in a function of the module
     "math.": ("convert-math-to-llvm", "convert-math-to-libm"),
 }
 PLAIN_VECTOR = ("load", "store", "broadcast", "fma", "shuffle", "extract", "insert", "from_elements")
@@ -53,7 +54,10 @@ def lower_to_llvm_ir(module: ir.Module) -> str:
     wanted = [passes for marker, passes in PASSES_FOR.items() if any(name.startswith(marker) for name in names)]
     extra = tuple(dict.fromkeys(p for passes in wanted for p in passes))
     with mlir.context():
-        _pass_manager(extra).run(module.operation)
+        try:
+            _pass_manager(extra).run(module.operation)
+        except mlir.ir.MLIRError as error:
+            raise CompileError(f"a kernel does not lower to LLVM: {error}") from error
     return mlir.to_llvm_ir(module)
 
 

@@ -533,3 +533,30 @@ def test_reading_a_value_is_refused(how):
         return step, [(torch.randn(4, 6),)], lambda: [*m.parameters()]
 
     unchanged(build, NovaError)
+
+
+@pytest.mark.parametrize("shape", [(7, 9), (1,), (), (33, 5)])
+def test_integer_arithmetic(shape):
+    """Integer powers, floor division and remainders with negative operands, shifts."""
+
+    def build():
+        def step(a, b, c):
+            return (
+                a**c,
+                a**3,
+                a // b,
+                a % b,
+                torch.fmod(a, b),
+                a << c,
+                (a > b) ^ (b > c),
+                torch.pow(2, c),
+                a.int() ** c.int(),
+            )
+
+        def one():
+            b = torch.randint(1, 5, shape) * torch.where(torch.rand(shape) < 0.5, -1, 1)
+            return torch.randint(-5, 6, shape), b, torch.randint(0, 5, shape)
+
+        return step, [one() for _ in range(3)], lambda: []
+
+    check(build)
