@@ -161,13 +161,26 @@ class Space:
 
     # --- instances --------------------------------------------------------------------------------------------------
 
-    def _fresh(self, value: Value) -> Instance:
+    def _dense(self, value: Value) -> tuple[Dims, list[tuple[Atom, int]]]:
+        """Loops over a row-major buffer of the value's shape, and their strides."""
         dims: Dims = [[Atom(n)] if n != 1 else [] for n in value.shape]
         strides, stride = [], 1
         for size, atoms in zip(reversed(value.shape), reversed(dims), strict=True):
             if atoms:
                 strides.append((atoms[0], stride))
             stride *= size
+        return dims, strides
+
+    def _is_whole(self, value: Value, x: Instance) -> bool:
+        """Whether the value is the buffer behind `x`, perhaps under another shape."""
+        while value is not x.base:
+            if value.op is None or value.op.name != "reshape" or value in self.materialised:
+                return False
+            value = value.op.operands[0]
+        return True
+
+    def _fresh(self, value: Value) -> Instance:
+        dims, strides = self._dense(value)
         instance = Instance(dims, value, 0, strides)
         self.all_inputs.append(instance)
         self._trail.append(self.all_inputs.pop)
@@ -212,7 +225,13 @@ class Space:
                     dims[dim] = x.dims[axis]
             return x.viewed(dims)
         if op.name == "reshape":
-            return x.viewed(self._reshape(x.dims, value.shape))
+            try:
+                return x.viewed(self._reshape(x.dims, value.shape))
+            except Mismatch:
+                if not self._is_whole(op.operands[0], x):
+                    raise
+                dims, strides = self._dense(value)  # a buffer walked by loops of its own
+                return Instance(dims, x.base, 0, strides)
         if op.name == "as_strided":
             return self._as_strided(op, x)
         return self._slice(op, x)

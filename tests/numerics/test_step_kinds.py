@@ -560,3 +560,14 @@ def test_integer_arithmetic(shape):
         return step, [one() for _ in range(3)], lambda: []
 
     check(build)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 17, 8), (6, 136), (3, 2, 4, 34), (816,)])
+def test_irregular_reshapes(shape):
+    """A reshape that cuts across the dimensions of what it reads, then ops that walk it in its own shape."""
+
+    def forward(w, x):
+        h = (x * w).transpose(1, 2).reshape(*shape)
+        return (h.flip(0) * h.cumsum(-1)).sum() + (h + 1).square().mean(-1).sum()
+
+    simple(forward, (2, 17, 3, 8), shapes=((2, 17, 3, 8),))
