@@ -90,6 +90,7 @@ class Values:
         self.opaque: dict[int, tuple[Tensor, fx.Node]] = {}  # tensors without a storage of their own (sparse)
         self.first_write: Callable[[Storage, Tensor], None] = lambda storage, t: None
         self.canonical: Callable[[Tensor], Tensor] = lambda t: t  # which tensor to lift for a storage
+        self.ambiguous: Callable[[str], None] = lambda why: None  # this run must not be replayed
 
     # ---- types ----
 
@@ -177,9 +178,18 @@ class Values:
     def alias(self, out: Tensor, x: Tensor, op: ViewOp | None) -> None:
         """`out` is a view of `x` by `op` (None: only the geometry is known)."""
         storage, g = self.storage(x), geometry(out)
-        if g in storage.views:
-            return
         parent = geometry(x)
+        if g in storage.views:
+            known, base = storage.views[g], storage.views[storage.base].node
+            if (
+                out.numel() == 0
+                and base is not None
+                and base.meta.get("dynamic")
+                and (known.parent, known.op) != (parent, op)
+            ):
+                # Different windows look alike while they are empty.
+                self.ambiguous("a result whose size depends on the data was empty in this run")
+            return
         if parent not in storage.views:
             self._alias(storage, x, parent)
             if g in storage.views:  # placing the parent went through this very window

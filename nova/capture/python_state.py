@@ -404,6 +404,8 @@ class Watch:
         elif code.co_filename == _RANDOM_FILE:
             kind = 3
         elif is_user_code(code, frame.f_globals):
+            if _collecting(frame):
+                return 0  # not remembered: the step may call it too
             self.codes[code] = frame.f_globals
         self._known[code] = kind
         return kind

@@ -79,6 +79,7 @@ class Recorder(TorchDispatchMode):
         self.values = Values(self.emit, self.placeholder, self.lifted_input, self.at_start)
         self.values.first_write = self.back_up
         self.values.canonical = self.canonical
+        self.values.ambiguous = self.forbid_replay
         self.lines = Lines()
         self.line = self.lines.here()
         self.random = StepRandom()

@@ -571,3 +571,28 @@ def test_irregular_reshapes(shape):
         return (h.flip(0) * h.cumsum(-1)).sum() + (h + 1).square().mean(-1).sum()
 
     simple(forward, (2, 17, 3, 8), shapes=((2, 17, 3, 8),))
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_dynamic_size_that_is_zero_in_the_first_run(first):
+    """Windows on an empty result look alike; they must not stay one when it is not empty."""
+
+    def build():
+        w = nn.Parameter(torch.randn(5, 3))
+
+        def step(x):
+            w.grad = None
+            rows = (x > 0).nonzero()
+            r, c = rows.unbind(1)
+            loss = (w[r] * (c + 1)[:, None]).sum()
+            loss.backward()
+            return loss.detach(), w.grad
+
+        def batch(n):
+            x = -torch.ones(5, 2)
+            x[torch.arange(5)[:n], torch.arange(5)[:n] % 2] = 1.0
+            return (x,)
+
+        return step, [batch(n) for n in (first, 3, 2, first, 4)], lambda: [w]
+
+    check(build)
