@@ -239,7 +239,4 @@ def test_other_optimizers_still_agree(kind):
 
         return step, [(torch.randn(4, 5),) for _ in range(4)], lambda: [*m.parameters()]
 
-    try:
-        check(build)
-    except AssertionError as error:  # one that reads its own step count as a number must say so, never drift
-        assert "CaptureError" in str(error), error
+    check(build)
