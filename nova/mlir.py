@@ -25,6 +25,7 @@ from numba_cuda_mlir._mlir.dialects import (
     builtin,
     ext,
     func,
+    gpu,
     irdl,
     linalg,
     llvm,
@@ -36,7 +37,7 @@ from numba_cuda_mlir._mlir.dialects import (
 )
 
 __all__ = [
-    "arith", "builtin", "context", "ext", "func", "ir", "irdl", "linalg", "llvm", "math", "memref",
+    "arith", "builtin", "context", "ext", "func", "gpu", "ir", "irdl", "linalg", "llvm", "math", "memref",
     "parse", "passmanager", "run_passes", "scf", "tensor", "to_llvm_ir", "vector",
 ]  # fmt: skip
 
