@@ -45,7 +45,7 @@ _context: ir.Context | None = None
 
 
 def context() -> ir.Context:
-    """The process-wide context, with the `nova` dialect loaded. Enter it with `with context():`."""
+    """The process-wide context, with the `nova` and `nova_tile` dialects loaded. Enter it with `with context():`."""
     global _context
     if _context is None:
         _context = ir.Context()
@@ -53,8 +53,10 @@ def context() -> ir.Context:
         _context.enable_multithreading(False)
         with _context, ir.Location.unknown():
             from nova.dialect import ops
+            from nova.tile import dialect as tiles
 
             ops.load()
+            tiles.load()
     return _context
 
 
