@@ -1,10 +1,10 @@
 """The `nova_tile` dialect: what a block does with tiles, beside arith, math and scf on `vector` values.
 
-    @op("load", operands="ptr base *offsets", attrs="strides:ints extents:ints vector:int fill:num layout:layout wide:bool")
+    %x = "nova_tile.load"(%arg0, %base, %row, %c0) {strides = .., extents = .., vector = 4, layout = ..} -> vector<8x768xf32>
 
-A tile is a value of type `vector<d0 x .. x T>` that the threads of a block hold together; the layout says who holds what. Ops
-that make a layout carry it; elementwise arith and math ops pass it on. Anything else in a program is the same for all
-threads. Shared memory is `memref<stages x rows x columns x T, 3>`.
+A tile is a value of type `vector<d0 x .. x T>` that the threads of a block hold together; the layout says who holds
+what. Ops that make a layout carry it; elementwise arith and math ops pass it on. Anything else in a program is the same
+for all threads. Shared memory is `memref<stages x rows x columns x T, 3>`.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def _program_id(it: Instance) -> None:
 
 @op("load", "ptr base *offsets", attrs="strides:ints extents:ints vector:int fill:num layout:layout wide:bool")
 def _load(it: Instance) -> None:
-    """Element i of the tile is ptr[base + sum((offset[d] + i[d]) * strides[d])], or `fill` where offset[d] + i[d] is not
-    below extents[d] (-1: always below). `vector`: elements one access may move; `wide`: offsets need 64 bits."""
+    """Element i of the tile is ptr[base + sum((offset[d] + i[d]) * strides[d])], or `fill` where offset[d] + i[d] is
+    not below extents[d] (-1: always below). `vector`: elements one access may move; `wide`: offsets need 64 bits."""
     tile = it.results[0]
     _check_layout(it, it["layout"], tile)
     _check_window(it, it["layout"].rank, 2)
@@ -182,8 +182,8 @@ def _store(it: Instance) -> None:
 
 @op("gather", "ptr index *mask", attrs="vector:int fill:num layout:layout")
 def _gather(it: Instance) -> None:
-    """ptr[index[i]] for every element i (where mask[i]; else `fill`). With `vector` n, runs of n registers along the last
-    dimension are neighbours in memory, and the first one's index and mask stand for all."""
+    """ptr[index[i]] for every element i (where mask[i]; else `fill`). With `vector` n, runs of n registers along the
+    last dimension are neighbours in memory, and the first one's index and mask stand for all."""
     _check_layout(it, it["layout"], it.results[0])
     check(it.shape(it.operands[1]) == it.shape(it.results[0]), "an index for each element is needed")
     check(it["layout"].element[-1] % it["vector"] == 0, f"vector {it['vector']} cuts runs of {it['layout'].element}")
@@ -220,8 +220,8 @@ REDUCTIONS = (
 
 @op("reduce", "tile", attrs="dims:ints kind:str layout:layout")
 def _reduce(it: Instance) -> None:
-    """Combines along `dims` with arith.<kind>, in a fixed order: a thread's registers, then lanes, then warps. `layout` is
-    the operand's; the result's is that without `dims`. All dims: a scalar, the same in every thread."""
+    """Combines along `dims` with arith.<kind>, in a fixed order: a thread's registers, then lanes, then warps. `layout`
+    is the operand's; the result's is that without `dims`. All dims: a scalar, the same in every thread."""
     check(it["kind"] in REDUCTIONS, f"kind {it['kind']!r}; known: {', '.join(REDUCTIONS)}")
     _check_layout(it, it["layout"], it.operands[0])
     left = tuple(n for d, n in enumerate(it.shape(it.operands[0])) if d not in it["dims"])
@@ -285,7 +285,8 @@ def _async_commit(it: Instance) -> None:
 
 @op("async_wait", results=0, attrs="pending:int")
 def _async_wait(it: Instance) -> None:
-    """Waits until at most `pending` of the thread's latest groups are under way. A barrier must follow before others read."""
+    """Waits until at most `pending` of the thread's latest groups are under way; before other threads read what was
+    copied, a barrier must follow."""
 
 
 @op("barrier", results=0)
