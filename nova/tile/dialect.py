@@ -1,6 +1,6 @@
 """The `nova_tile` dialect: what a block does with tiles, beside arith, math and scf on `vector` values.
 
-    %x = "nova_tile.load"(%arg0, %base, %row, %c0) {strides = .., extents = .., vector = 4, layout = ..} -> vector<8x768xf32>
+    %x = "nova_tile.load"(%arg0, %base, %row, %c0) {strides = .., extents = .., layout = ..} -> vector<8x768xf32>
 
 A tile is a value of type `vector<d0 x .. x T>` that the threads of a block hold together; the layout says who holds
 what. Ops that make a layout carry it; elementwise arith and math ops pass it on. Anything else in a program is the same

@@ -2,8 +2,8 @@
 
     run(module_text([program]), [x, y, workspace])        # flat arrays; bfloat16 memory is uint16
 
-A tile is an array of its shape, a scalar a NumPy scalar, a shared buffer an array of [stages, rows, columns] that starts as
-garbage. bfloat16 values are float32 arrays rounded to it. Accesses outside a buffer are errors.
+A tile is an array of its shape, a scalar a NumPy scalar, a shared buffer an array of [stages, rows, columns] that
+starts as garbage. bfloat16 values are float32 arrays rounded to it. Accesses outside a buffer are errors.
 """
 
 from __future__ import annotations

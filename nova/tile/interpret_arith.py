@@ -1,7 +1,7 @@
 """Elementwise ops of `arith` and `math` on NumPy, shared by the interpreters: exact types, bfloat16 by rounding.
 
-bfloat16 values are float32 arrays whose low sixteen bits are zero; arithmetic on them and on float16 is float32, rounded
-after each op. Integers wrap. i1 is bool.
+bfloat16 values are float32 arrays whose low sixteen bits are zero; arithmetic on them and on float16 is float32,
+rounded after each op. Integers wrap. i1 is bool.
 """
 
 from __future__ import annotations
@@ -98,10 +98,6 @@ def _unsigned(x: Any) -> Any:
     return x if x.dtype == np.bool_ else x.view(x.dtype.str.replace("i", "u"))
 
 
-def _propagate(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda a, b: function(a, b)
-
-
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "addf": np.add, "subf": np.subtract, "mulf": np.multiply, "divf": np.divide, "remf": np.fmod,
     "maximumf": np.maximum, "minimumf": np.minimum, "maxnumf": np.fmax, "minnumf": np.fmin,
@@ -112,7 +108,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "divui": lambda a, b: (_unsigned(a) // _unsigned(b)).view(np.asarray(a).dtype),
     "remui": lambda a, b: (_unsigned(a) % _unsigned(b)).view(np.asarray(a).dtype),
     "divsi": lambda a, b: np.trunc(np.true_divide(a, b)).astype(np.asarray(a).dtype),
-    "remsi": lambda a, b: np.fmod(a, b), "floordivsi": np.floor_divide,
+    "remsi": np.fmod, "floordivsi": np.floor_divide,
     "ceildivsi": lambda a, b: -(-a // b),
     "shli": np.left_shift, "shrsi": np.right_shift,
     "shrui": lambda a, b: (_unsigned(a) >> _unsigned(b)).view(np.asarray(a).dtype),
@@ -128,7 +124,8 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "tanh": np.tanh, "sin": np.sin,
     "cos": np.cos, "tan": np.tan, "atan": np.arctan, "asin": np.arcsin, "acos": np.arccos, "sinh": np.sinh,
     "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "erf": _erf,
-    "erfc": lambda x: 1 - _erf(x), "absf": np.abs, "absi": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc,
+    "erfc": lambda x: 1 - _erf(x), "absf": np.abs, "absi": np.abs, "floor": np.floor, "ceil": np.ceil,
+    "trunc": np.trunc,
     "round": lambda x: np.trunc(x + np.copysign(0.5, x)), "roundeven": np.rint, "cbrt": np.cbrt,
     "isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite,
     "ctpop": lambda x: np.bitwise_count(_unsigned(x)),
@@ -212,8 +209,8 @@ def _unary(name: str, function: Callable[[Any], Any]) -> None:
 
 for _name, _function in BINARY.items():
     _binary(_name, _function)
-for _name, _function in UNARY.items():
-    _unary(_name, _function)
+for _name, _meaning in UNARY.items():
+    _unary(_name, _meaning)
 
 
 def _handler(*names: str) -> Callable[[Any], Any]:
@@ -256,8 +253,9 @@ def _negf(b: Any, op: ir.Operation) -> Any:
 @_handler("math.fma")
 def _fma(b: Any, op: ir.Operation) -> Any:
     element = _element(op.results[0])
-    x, y, z = (np.asarray(b.values[v], np.longdouble if element == "f64" else np.float64) for v in op.operands)
-    return rounded(x * y + z, element)
+    wide: Any = np.longdouble if element == "f64" else np.float64
+    x, y, z = (np.asarray(b.values[v], wide) for v in op.operands)
+    return rounded(np.add(np.multiply(x, y), z), element)
 
 
 @_handler("math.powf", "math.copysign", "math.atan2", "math.ipowi", "math.fpowi")

@@ -12,8 +12,8 @@ An accumulator of mma.sync.m16n8 over 32 x 16 elements, one warp:
     rows    batch 2  outer 2  thread 8 (stride 4)  element 1      lane 5 = 1 * 4 + 1 holds rows 1, 9, 17, 25
     columns batch 2  outer 1  thread 4 (stride 1)  element 2      and of each columns 2, 3, 10, 11
 
-A stride of 0 (or a count of 1) means that the dimension is not distributed over lanes or warps: they hold copies. So the
-layout of a row statistic is the tile's layout without the column dimension, and broadcasting it back moves nothing.
+A stride of 0 (or a count of 1) means that the dimension is not distributed over lanes or warps: they hold copies. So
+the layout of a row statistic is the tile's layout without the column dimension, and broadcasting it back moves nothing.
 """
 
 from __future__ import annotations

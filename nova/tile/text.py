@@ -55,7 +55,7 @@ def number_text(number: float | int | bool, element: str) -> str:
     except OverflowError:
         bits = 0x7F800000 if value > 0 else 0xFF800000
     if element == "bf16":
-        if value != value:
+        if math.isnan(value):
             return "0x7FC0"
         return f"0x{(bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 & 0xFFFF:04X}"
     return f"0x{bits:08X}"
