@@ -4,10 +4,10 @@
     values = Evaluator(domain, sources).emit([expr, ..])
     program.store(domain.whole(values[0]), ...)
 
-Every value is a `Part`: it varies along some of the domain's dimensions only, and is computed there. A row's 1 / sqrt(var
-+ eps) is computed once a row and then repeated along the columns, which moves nothing; what is the same everywhere stays
-a scalar. Arithmetic on bf16 and f16 is done in f32 and rounded after every operation, which is what the types say.
-Values of type `index` are i32 where their bounds allow it, else i64.
+Every value is a `Part`: it varies along some of the domain's dimensions only, and is computed there. A row's
+1 / sqrt(var + eps) is computed once a row and then repeated along the columns, which moves nothing; what is the same
+everywhere stays a scalar. Arithmetic on bf16 and f16 is done in f32 and rounded after every operation, which is what
+the types say. Values of type `index` are i32 where their bounds allow it, else i64.
 """
 
 from __future__ import annotations
@@ -317,18 +317,13 @@ class Evaluator:
         dims = index.dims if mask is None else self.domain.union((index, mask))
         vector = vector if dims and dims[-1] == self.domain.layout.rank - 1 else 1
         if not dims:
-            layout = NestedLayout((), (), (), (), (), (), ())
             base = self.domain.value(self.domain.convert(index, "i64"))
-            del layout
-            return self._scalar_load(tensor, base, memory)
+            return Part(scalar_load(self.program, self.sources.pointer(tensor), base, memory), (), memory)
         place = self.domain.whole(index, dims)
         inside = None if mask is None else self.domain.whole(mask, dims)
         return Part(
             self.program.gather(self.sources.pointer(tensor), place, memory, inside, vector=vector), dims, memory
         )
-
-    def _scalar_load(self, tensor: Tensor, base: Value, memory: str) -> Part:
-        return Part(scalar_load(self.program, self.sources.pointer(tensor), base, memory), (), memory)
 
     # --- random words ---
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nova.tile.text import Operand
-
 if TYPE_CHECKING:
     from nova.tile.expressions import Domain, Part
 
@@ -100,6 +98,3 @@ def _pick(domain: Domain, words: list[Part], which: Part) -> Part:
         words = [domain.apply(domain.program.select, (odd, b, a)) for a, b in zip(words[::2], words[1::2], strict=True)]
         bit += 1
     return words[0]
-
-
-__all__ = ["Keys", "Operand", "any_elements", "block", "round_keys", "run"]
