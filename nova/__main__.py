@@ -4,6 +4,7 @@ python -m nova opt PASS... FILE.mlir       run passes on IR, print the result
 python -m nova passes                      the pipeline, stage by stage
 python -m nova schedule M N K              the schedule of a contraction on a target, and why
 python -m nova ops                         the manual of the nova dialect
+python -m nova bench ...             kernels and steps beside PyTorch, on a GPU
 python -m nova cache [--clear]             what the artifact cache holds
 python -m nova doctor                      versions, target and settings
 """
@@ -18,8 +19,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from nova.bench.cli import app as bench
+
 HELP = "Look at the compiler without a training run, and without a GPU."
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=HELP, rich_markup_mode=None)
+app.add_typer(bench, name="bench")
 console = Console(markup=False)  # brackets in what is printed are its own
 
 

@@ -1,0 +1,185 @@
+"""Layer norm, GELU and softmax cross entropy, forward and backward (paper section 6.1): achieved bytes a second.
+
+Backward alone is timed over a saved forward for PyTorch; Nova compiles forward and backward together, so its backward
+is the time of both less that of the forward. Bytes are what an operator must move: every input once, every output once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import nova
+from nova.bench import timing
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """`function(x, *rest)` on x of [rows, columns]; `passes`: tensors of x's size moved by forward and by backward."""
+
+    name: str
+    rows: int
+    columns: int
+    function: Callable[..., Tensor]
+    rest: Callable[[int, int, torch.dtype], tuple[Tensor, ...]]
+    passes: tuple[int, int]
+    scalar: bool = False
+
+
+def _layer_norm_rest(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    weight, bias = torch.randn(2, columns, device="cuda", dtype=dtype).unbind()
+    return weight.clone().requires_grad_(), bias.clone().requires_grad_()
+
+
+def _labels(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return (torch.randint(columns, (rows,), device="cuda"),)
+
+
+OPERATORS = (
+    Operator("layer_norm", 16384, 768, lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), _layer_norm_rest, (2, 3)),
+    Operator("gelu", 16384, 3072, F.gelu, lambda *_: (), (2, 3)),
+    Operator("cross_entropy", 16384, 50304, F.cross_entropy, _labels, (1, 2), scalar=True),
+)
+
+
+@dataclass
+class Set:
+    """One input set, the gradient that comes in, and the saved forward of each PyTorch contestant."""
+
+    x: Tensor
+    rest: tuple[Tensor, ...]
+    grad: Tensor
+    saved: dict[str, Tensor]
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [t for t in (self.x, *self.rest) if t.requires_grad]
+
+
+def make_sets(op: Operator, dtype: torch.dtype, count: int) -> list[Set]:
+    sets = []
+    for _ in range(count):
+        x = torch.randn(op.rows, op.columns, device="cuda").to(dtype).requires_grad_()
+        grad = torch.ones((), device="cuda", dtype=dtype) if op.scalar else torch.randn_like(x)
+        sets.append(Set(x, op.rest(op.rows, op.columns, dtype), grad, {}))
+    return sets
+
+
+def forward(function: Callable[..., Tensor], sets: list[Set]) -> timing.Run:
+    def run(i: int) -> Tensor:
+        with torch.no_grad():
+            return function(sets[i].x, *sets[i].rest)
+
+    return run
+
+
+def backward(name: str, function: Callable[..., Tensor], sets: list[Set]) -> timing.Run:
+    """autograd.grad over a saved forward."""
+
+    def run(i: int) -> Any:
+        s = sets[i]
+        if name not in s.saved:
+            s.saved[name] = function(s.x, *s.rest)
+        return torch.autograd.grad(s.saved[name], s.leaves, s.grad, retain_graph=True)
+
+    return run
+
+
+def both(op: Operator) -> Callable[..., Any]:
+    """Forward and backward in one step, as Nova compiles them."""
+
+    def step(x: Tensor, grad: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        y = op.function(x, *rest)
+        return torch.autograd.grad(y, [t for t in (x, *rest) if t.requires_grad], grad)
+
+    return step
+
+
+def measure(op: Operator, dtype_name: str, rounds: int) -> list[dict[str, Any]]:
+    """Rows for forward and backward of one operator in one dtype."""
+    dtype = DTYPES[dtype_name]
+    size = op.rows * op.columns * dtype.itemsize
+    sets = make_sets(op, dtype, timing.sets_for(2 * size, least=2, most=8))
+    compiled = torch.compile(op.function)
+    contestants = {"eager": op.function, "torch.compile": compiled}
+    nova_forward, nova_both = nova.jit(op.function), nova.jit(both(op))
+
+    def pair(i: int) -> Any:
+        return nova_both(sets[i].x, sets[i].grad, *sets[i].rest)
+
+    forwards = {name: forward(f, sets) for name, f in contestants.items()} | {"nova": forward(nova_forward, sets)}
+    ahead = timing.interleave(forwards, len(sets), rounds)
+    backwards = {name: backward(name, f, sets) for name, f in contestants.items()} | {"pair": pair}
+    behind = timing.interleave(backwards, len(sets), rounds)
+    seconds = {
+        "forward": {name: t.median for name, t in ahead.items()},
+        "backward": {name: t.median for name, t in behind.items() if name != "pair"},
+    }
+    seconds["backward"]["nova"] = behind["pair"].median - ahead["nova"].median
+    errors = _errors(op, sets[0], nova_forward, nova_both)
+    rows = []
+    for direction, passes in zip(("forward", "backward"), op.passes, strict=True):
+        moved = passes * size
+        copy = timing.copy_bandwidth(moved)
+        best = min(t for name, t in seconds[direction].items() if name != "nova")
+        own = seconds[direction]["nova"]
+        rows.append({
+            "op": op.name, "dtype": dtype_name, "direction": direction, "bytes": moved, "seconds": seconds[direction],
+            "of_copy": moved / own / copy, "copy_bandwidth": copy, "ratio": best / own, "error": errors[direction],
+        })  # fmt: skip
+    return rows
+
+
+def _errors(op: Operator, s: Set, nova_forward: Any, nova_both: Any) -> dict[str, Any]:
+    """Relative errors of Nova's and eager's results against float64, on a slice of rows where rows are independent."""
+    with torch.no_grad():
+        got, eager = nova_forward(s.x, *s.rest), op.function(s.x, *s.rest)
+    leaf = s.x.detach().double().requires_grad_()
+    rest = tuple(t.detach().double().requires_grad_() if t.is_floating_point() else t for t in s.rest)
+    exact = op.function(leaf, *rest)
+    found = nova_both(s.x, s.grad, *s.rest)
+    theirs = torch.autograd.grad(op.function(s.x, *s.rest), s.leaves, s.grad)
+    wanted = torch.autograd.grad(exact, [leaf, *(t for t in rest if t.requires_grad)], s.grad.double())
+    return {
+        "forward": {"nova": timing.relative_error(got, exact), "eager": timing.relative_error(eager, exact)},
+        "backward": {
+            "nova": [timing.relative_error(a, b) for a, b in zip(found, wanted, strict=True)],
+            "eager": [timing.relative_error(a, b) for a, b in zip(theirs, wanted, strict=True)],
+        },
+    }
+
+
+def run(rounds: int = 9, names: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """All operators, or those named, in float32 and bfloat16."""
+    rows = []
+    for op in OPERATORS:
+        if names and op.name not in names:
+            continue
+        for dtype_name in DTYPES:
+            rows += measure(op, dtype_name, rounds)
+            torch.cuda.empty_cache()
+    return rows
+
+
+def line(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row for the table."""
+    seconds = row["seconds"]
+    others = [f"{seconds[name] * 1e6:.1f}" for name in ("eager", "torch.compile")]
+    own = f"{seconds['nova'] * 1e6:.1f}"
+    return (
+        f"{row['op']} {row['direction']} {row['dtype']}",
+        *others,
+        own,
+        f"{row['ratio']:.2f}",
+        f"{row['of_copy']:.2f}",
+    )
+
+
+HEADER = ("us a call", "eager", "torch.compile", "nova", "best other / nova", "of copy")
