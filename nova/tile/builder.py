@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nova.tile.layout import NestedLayout
-from nova.tile.text import FLOATS, Emitter, Operand, Value, number_text
+from nova.tile.text import BITS, FLOATS, Emitter, Operand, Value, number_text
 
 POINTER = "!llvm.ptr<1>"
 _CONVERT = {"arith.extf", "arith.truncf", "arith.sitofp", "arith.uitofp", "arith.fptosi", "arith.fptoui", "arith.extsi",
@@ -52,8 +52,6 @@ class Program(Emitter):
 
     def convert(self, a: Value, element: str, signed: bool = True) -> Value:
         """Between number types as `arith` spells it; the value itself if nothing changes."""
-        from nova.tile.text import BITS
-
         if a.element == element:
             return a
         up = BITS[element] > BITS[a.element]
@@ -160,6 +158,29 @@ class Program(Emitter):
         layout = self._layout_of(index if tile.layout is None else tile, layout)
         operands = [tile, pointer, index, *([mask] if mask is not None else [])]
         self.effect("nova_tile.scatter", operands, f"vector = {vector} : i64, layout = {layout.text()}")
+
+    # --- scalars in memory, pointers ---
+
+    def load_scalar(self, pointer: Value, index: Operand, element: str) -> Value:
+        """pointer[index], the same in all threads."""
+        return self.op("nova_tile.load_scalar", [pointer, self.scalar(index, "i64")], element)
+
+    def store_scalar(self, value: Value, pointer: Value, index: Operand) -> None:
+        """pointer[index] = value, by one thread."""
+        self.effect("nova_tile.store_scalar", [value, pointer, self.scalar(index, "i64")])
+
+    def load_pointer(self, table: Value, index: Operand) -> Value:
+        """The pointer in word `index` of a table."""
+        return self.op("nova_tile.load_pointer", [table, self.scalar(index, "i64")], POINTER)
+
+    def advance(self, pointer: Value, offset: Operand, element: str) -> Value:
+        """The pointer `offset` elements further."""
+        attrs = f"bytes = {max(BITS[element], 8) // 8} : i64"
+        return self.op("nova_tile.advance", [pointer, self.scalar(offset, "i64")], POINTER, attrs=attrs)
+
+    def address(self, pointer: Value) -> Value:
+        """The pointer as i64."""
+        return self.op("nova_tile.address", [pointer], "i64")
 
     @staticmethod
     def _window(strides: Sequence[int], extents: Sequence[int] | None, vector: int, wide: bool) -> str:

@@ -196,6 +196,36 @@ def _scatter(it: Instance) -> None:
     check(it["layout"].element[-1] % it["vector"] == 0, f"vector {it['vector']} cuts runs of {it['layout'].element}")
 
 
+@op("load_scalar", "ptr index")
+def _load_scalar(it: Instance) -> None:
+    """ptr[index]: one element, the same in all threads. i1 is a byte in memory."""
+    check(not is_tile(it.results[0]), "the result is a scalar")
+
+
+@op("store_scalar", "value ptr index", results=0)
+def _store_scalar(it: Instance) -> None:
+    """ptr[index] = value, by one thread of the block."""
+    check(not is_tile(it.operands[0]), "the value is a scalar")
+
+
+@op("load_pointer", "table index")
+def _load_pointer(it: Instance) -> None:
+    """The pointer in word `index` of a table of 64-bit words, the same in all threads."""
+    check(str(it.results[0].type) == "!llvm.ptr<1>", "the result is !llvm.ptr<1>")
+
+
+@op("advance", "ptr offset", attrs="bytes:int")
+def _advance(it: Instance) -> None:
+    """The pointer `offset` elements of `bytes` bytes further."""
+    check(it["bytes"] > 0, "an element has a positive size")
+
+
+@op("address", "ptr")
+def _address(it: Instance) -> None:
+    """The pointer as i64."""
+    check(str(it.results[0].type) == "i64", "the result is i64")
+
+
 # --- tiles ------------------------------------------------------------------------------------------------------------
 
 

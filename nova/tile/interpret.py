@@ -17,6 +17,7 @@ from nova import mlir
 from nova.errors import CompileError
 from nova.mlir import ir
 from nova.tile import interpret_arith as arith_ops
+from nova.tile.text import BITS
 
 Handler = Callable[["Block", ir.Operation], Any]
 HANDLERS: dict[str, Handler] = {}
@@ -32,34 +33,43 @@ def handles(name: str) -> Callable[[Handler], Handler]:
     return register
 
 
-def run(text: str, buffers: Sequence[np.ndarray | None], blocks: Callable[[int], bool] | None = None) -> None:
+def run(
+    text: str, buffers: Sequence[np.ndarray | None], blocks: Callable[[int], bool] | None = None,
+    memory: Sequence[np.ndarray] = (),
+) -> None:  # fmt: skip
     """Runs all launches of a kernel in order over its `buffers` (one an argument), in place.
 
-    `blocks`, if given, says which linear block numbers to run.
+    `blocks`, if given, says which linear block numbers to run. `memory`: the arrays to which addresses in tables of
+    pointers may point.
     """
     module = mlir.parse(text)
     with mlir.context(), np.errstate(all="ignore"):
         for function in module.body.operations:
             if function.operation.name == "func.func":
-                _launch(function.operation, buffers, blocks)
+                _launch(function.operation, buffers, blocks, memory)
 
 
-def _launch(function: ir.Operation, buffers: Sequence[Any], blocks: Callable[[int], bool] | None) -> None:
+def _launch(
+    function: ir.Operation, buffers: Sequence[Any], blocks: Callable[[int], bool] | None, memory: Sequence[np.ndarray]
+) -> None:
     grid = list(ir.DenseI64ArrayAttr(function.attributes["nova_tile.grid"]))
     number = 0
     for z in range(grid[2]):
         for y in range(grid[1]):
             for x in range(grid[0]):
                 if blocks is None or blocks(number):
-                    Block(function, buffers, (x, y, z)).run()
+                    Block(function, buffers, (x, y, z), memory).run()
                 number += 1
 
 
 class Block:
     """The state of one block: SSA values by name of the value."""
 
-    def __init__(self, function: ir.Operation, buffers: Sequence[Any], place: tuple[int, int, int]):
-        self.function, self.place = function, place
+    def __init__(
+        self, function: ir.Operation, buffers: Sequence[Any], place: tuple[int, int, int],
+        memory: Sequence[np.ndarray] = (),
+    ):  # fmt: skip
+        self.function, self.place, self.memory = function, place, memory
         entry = function.regions[0].blocks[0]
         self.values: dict[ir.Value, Any] = {}
         for argument, buffer in zip(entry.arguments, buffers, strict=False):
@@ -126,9 +136,24 @@ def _if(b: Block, op: ir.Operation) -> list[Any]:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
+def typed(buffer: np.ndarray, element: str) -> np.ndarray:
+    """A buffer as elements of a type's size: parts of a workspace hold different types."""
+    bytes_ = max(BITS[element], 8) // 8
+    if buffer.itemsize == bytes_:
+        return buffer
+    raw = buffer.view(np.uint8)
+    return raw[: raw.size // bytes_ * bytes_].view(arith_ops.memory_dtype(element))
+
+
 def read(buffer: np.ndarray, address: np.ndarray, element: str) -> np.ndarray:
     """The elements at `address`, as values."""
     return arith_ops.from_memory(buffer[address], element)
+
+
+def write(buffer: np.ndarray, address: Any, values: np.ndarray, element: str) -> None:
+    """Stores values at `address`, whatever type of the element's size the buffer is declared with."""
+    stored = np.asarray(arith_ops.to_memory(values, element))
+    buffer[address] = stored.view(buffer.dtype) if stored.itemsize == buffer.itemsize else stored
 
 
 def window(op: ir.Operation, offsets: Sequence[Any], base: Any, shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -163,6 +188,7 @@ def _program_id(b: Block, op: ir.Operation) -> Any:
 def _load(b: Block, op: ir.Operation) -> np.ndarray:
     buffer, base, *offsets = b.operands(op)
     element, shape = element_of(op.results[0]), shape_of(op.results[0])
+    buffer = typed(buffer, element)
     address, inside = window(op, offsets, base, shape)
     tile = np.full(shape, arith_ops.constant(op.attributes["fill"], element), arith_ops.dtype(element))
     tile[inside] = read(buffer, checked(b, op, buffer, address[inside]), element)
@@ -172,14 +198,17 @@ def _load(b: Block, op: ir.Operation) -> np.ndarray:
 @handles("nova_tile.store")
 def _store(b: Block, op: ir.Operation) -> None:
     tile, buffer, base, *offsets = b.operands(op)
+    element = element_of(op.operands[0])
+    buffer = typed(buffer, element)
     address, inside = window(op, offsets, base, shape_of(op.operands[0]))
-    buffer[checked(b, op, buffer, address[inside])] = arith_ops.to_memory(tile, element_of(op.operands[0]))[inside]
+    write(buffer, checked(b, op, buffer, address[inside]), tile[inside], element)
 
 
 @handles("nova_tile.gather")
 def _gather(b: Block, op: ir.Operation) -> np.ndarray:
     buffer, index, *mask = b.operands(op)
     element = element_of(op.results[0])
+    buffer = typed(buffer, element)
     address, inside = _runs(op, index, mask)
     tile = np.full(index.shape, arith_ops.constant(op.attributes["fill"], element), arith_ops.dtype(element))
     tile[inside] = read(buffer, checked(b, op, buffer, address[inside]), element)
@@ -189,8 +218,10 @@ def _gather(b: Block, op: ir.Operation) -> np.ndarray:
 @handles("nova_tile.scatter")
 def _scatter(b: Block, op: ir.Operation) -> None:
     tile, buffer, index, *mask = b.operands(op)
+    element = element_of(op.operands[0])
+    buffer = typed(buffer, element)
     address, inside = _runs(op, index, mask)
-    buffer[checked(b, op, buffer, address[inside])] = arith_ops.to_memory(tile, element_of(op.operands[0]))[inside]
+    write(buffer, checked(b, op, buffer, address[inside]), tile[inside], element)
 
 
 def _runs(op: ir.Operation, index: np.ndarray, mask: list[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -203,6 +234,47 @@ def _runs(op: ir.Operation, index: np.ndarray, mask: list[Any]) -> tuple[np.ndar
         address = (address.reshape(cut)[..., :1] + np.arange(vector)).reshape(index.shape)
         inside = np.broadcast_to(inside.reshape(cut)[..., :1], inside.reshape(cut).shape).reshape(index.shape)
     return address, inside
+
+
+# --- scalars in memory, pointers ---------------------------------------------------------------------------------------
+
+
+@handles("nova_tile.load_scalar")
+def _load_scalar(b: Block, op: ir.Operation) -> Any:
+    buffer, index = b.operands(op)
+    element = element_of(op.results[0])
+    buffer = typed(buffer, element)
+    return read(buffer, checked(b, op, buffer, np.array([int(index)])), element)[0]
+
+
+@handles("nova_tile.store_scalar")
+def _store_scalar(b: Block, op: ir.Operation) -> None:
+    value, buffer, index = b.operands(op)
+    element = element_of(op.operands[0])
+    buffer = typed(buffer, element)
+    write(buffer, checked(b, op, buffer, np.array([int(index)])), np.asarray(value).reshape(1), element)
+
+
+@handles("nova_tile.load_pointer")
+def _load_pointer(b: Block, op: ir.Operation) -> np.ndarray:
+    table, index = b.operands(op)
+    word = int(typed(table, "i64").view(np.int64)[int(index)])
+    for array in b.memory:
+        start = array.ctypes.data
+        if start <= word < start + array.nbytes:
+            return array.reshape(-1).view(np.uint8)[word - start :]
+    return np.zeros(0, np.uint8)
+
+
+@handles("nova_tile.advance")
+def _advance(b: Block, op: ir.Operation) -> np.ndarray:
+    buffer, offset = b.operands(op)
+    return buffer.view(np.uint8)[int(offset) * op.attributes["bytes"].value :]
+
+
+@handles("nova_tile.address")
+def _address(b: Block, op: ir.Operation) -> np.int64:
+    return np.int64(b.operands(op)[0].ctypes.data)
 
 
 # --- tiles ------------------------------------------------------------------------------------------------------------

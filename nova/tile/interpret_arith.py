@@ -26,6 +26,11 @@ def dtype(element: str) -> Any:
     return DTYPES[element]
 
 
+def memory_dtype(element: str) -> Any:
+    """The NumPy type of an element in memory: bfloat16 as its bits, booleans as bytes."""
+    return {"bf16": np.uint16, "i1": np.uint8}.get(element, DTYPES[element])
+
+
 def round_bf16(x: np.ndarray) -> np.ndarray:
     """float32 rounded to bfloat16, to nearest even; still float32."""
     return bf16_values(bf16_bits(x))
