@@ -1,0 +1,182 @@
+"""Reductions of tiles, in a fixed order: registers as a tree, lanes as a butterfly, warps by shared memory.
+
+    registers   %lo = shuffle %x [0, 1, ..]; %hi = shuffle %x [n/2, ..]; %x = addf %lo, %hi          log2 steps
+    lanes       %y = nvvm.shfl.sync bfly %x, 8; %x = addf %x, %y             only the lane bits of the reduced dims
+    warps       store to scratch; barrier; every thread loads what its partners have and combines it in their order
+
+So every thread that holds an element of the result computes the same bits, on every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nova.errors import CompileError
+from nova.gpu.distribute import Distributor, Op, lowers
+from nova.gpu.registers import count_of, element_bytes
+from nova.tile.layout import NestedLayout
+from nova.tile.text import Operand, Value
+
+HALVES = ("bf16", "f16")
+
+
+@lowers("nova_tile.reduce")
+def reduce(it: Distributor, op: Op) -> None:
+    layout, dims, kind = op["layout"], op["dims"], op["kind"]
+    tile = it.tile(op.operands[0], layout)
+    left = layout.project(dims)
+    total = reduce_registers(it, tile, layout, dims, kind)
+    total = reduce_lanes(it, total, layout, dims, kind)
+    total = reduce_warps(it, total, layout, dims, kind)
+    if left.rank:
+        it.set(op.results[0], Value(total.name, total.element, total.shape, left))
+    else:
+        it.set(op.results[0], it.extract(total, 0))
+
+
+def combine(it: Distributor, kind: str, a: Value, b: Value) -> Value:
+    """arith.<kind>, of 16-bit floats by way of f32."""
+    if a.element in HALVES:
+        wide = (it.convert("arith.extf", v, "f32") for v in (a, b))
+        return it.convert("arith.truncf", it.binary(f"arith.{kind}", *wide), a.element)
+    return it.binary(f"arith.{kind}", a, b)
+
+
+def tree(it: Distributor, vector: Value, parts: int, kind: str) -> Value:
+    """Combines `parts` equal parts of a vector, which lie one after the other: the first with the middle one, ..."""
+    while parts > 1:
+        size = count_of(vector) // parts
+        half = parts // 2
+        low, high = it.take(vector, range(half * size)), it.take(vector, range(half * size, 2 * half * size))
+        joined = combine(it, kind, low, high)
+        if parts % 2:
+            joined = it.concat([joined, it.take(vector, range(2 * half * size, parts * size))])
+        vector, parts = joined, half + parts % 2
+    return vector
+
+
+def reduce_registers(it: Distributor, tile: Value, layout: NestedLayout, dims: Sequence[int], kind: str) -> Value:
+    """Leaves one register for each register of the projected layout."""
+    left = layout.project(dims).registers
+    registers = np.arange(layout.registers).reshape(layout.register_shape)
+    gone = [level * layout.rank + d for level in range(3) for d in sorted(dims)]
+    kept = [axis for axis in range(3 * layout.rank) if axis not in gone]
+    order = registers.transpose(gone + kept).reshape(-1)
+    parts = layout.registers // left
+    return tree(it, it.take(tile, order), parts, kind) if parts > 1 else tile
+
+
+def lane_masks(layout: NestedLayout, dims: Sequence[int]) -> list[int]:
+    """The lane bits that tell elements along `dims` apart, highest first."""
+    masks = []
+    for dim in dims:
+        count, stride = layout.thread[dim], layout.thread_strides[dim]
+        if count & (count - 1) or stride & (stride - 1):
+            raise CompileError(f"reduce: {count} lanes of stride {stride} along dimension {dim} are no powers of two")
+        masks += [stride << bit for bit in range(count.bit_length() - 1)]
+    return sorted(masks, reverse=True)
+
+
+def reduce_lanes(it: Distributor, vector: Value, layout: NestedLayout, dims: Sequence[int], kind: str) -> Value:
+    for mask in lane_masks(layout, dims):
+        vector = combine(it, kind, vector, it.shuffle_xor(vector, mask))
+    return vector
+
+
+def reduce_warps(it: Distributor, vector: Value, layout: NestedLayout, dims: Sequence[int], kind: str) -> Value:
+    """Scratch is [group of warps][partner][lane][register]; nothing to do if one warp has everything."""
+    partners = [d for d in sorted(dims) if layout.subgroup[d] > 1]
+    if not partners:
+        return vector
+    slots = _Slots(it, layout, dims, count_of(vector))
+    boolean = vector.element == "i1"
+    if boolean:
+        vector = it.convert("arith.extui", vector, "i8")
+    size = element_bytes(vector.element)
+    with it.scratch(slots.total * size) as scratch:
+        own = it.offset(scratch, slots.own, vector.element)
+        writer = it.first_copy(layout.project(dims), of_lanes=True)
+        _write(it, vector, own, writer)
+        it.barrier()
+        start = it.offset(scratch, slots.group, vector.element)
+        if slots.lanes == 1:
+            loaded = _read(it, start, 0, slots.registers * slots.partners, vector.element)
+        else:
+            step = slots.lanes * slots.registers * size
+            loaded = it.concat(
+                [_read(it, start, p * step, slots.registers, vector.element) for p in range(slots.partners)]
+            )
+    if boolean:
+        loaded = it.as_boolean(loaded)
+    return tree(it, loaded, slots.partners, kind)
+
+
+class _Slots:
+    """Where a thread's values lie in the scratch of a reduction across warps; offsets in elements."""
+
+    def __init__(self, it: Distributor, layout: NestedLayout, dims: Sequence[int], registers: int):
+        self.registers = registers
+        warp = [(layout.subgroup_strides[d], layout.subgroup[d]) for d in range(layout.rank)]
+        lane = [(layout.thread_strides[d], layout.thread[d]) for d in range(layout.rank)]
+        warps = -(-it.threads // 32)
+        self.partners = int(np.prod([warp[d][1] for d in dims]))
+        kept = [d for d in range(layout.rank) if d not in dims]
+        self.lanes = int(np.prod([lane[d][1] for d in kept], initial=1))
+        row = self.lanes * registers  # elements of one partner
+        lane_terms, step = [], registers
+        for d in reversed(kept):
+            lane_terms.append(("lane", *lane[d], step))
+            step *= lane[d][1]
+        partner_terms, step = [], row
+        for d in sorted(dims, reverse=True):
+            partner_terms.append(("warp", *warp[d], step))
+            step *= warp[d][1]
+        group_terms = self._groups(layout, dims, warps, row * self.partners)
+        self.total = row * self.partners * (warps // self.partners)
+        self.group: Operand = it.thread_sum([*lane_terms, *group_terms])
+        self.own: Operand = it.thread_sum([*lane_terms, *partner_terms, *group_terms])
+
+    def _groups(
+        self, layout: NestedLayout, dims: Sequence[int], warps: int, size: int
+    ) -> list[tuple[str, int, int, int]]:
+        """The warp's number with its partners' digits taken out, as digits: copies have groups of their own."""
+        taken = sorted((layout.subgroup_strides[d], layout.subgroup[d]) for d in dims if layout.subgroup[d] > 1)
+        terms, stride, step = [], 1, size
+        for begin, count in [*taken, (warps, 1)]:
+            if begin % stride or begin < stride:
+                raise CompileError(f"reduce: warps of {layout.text()} along {list(dims)} are not digits of a number")
+            terms.append(("warp", stride, begin // stride, step))
+            step *= begin // stride
+            stride = begin * count
+        return terms
+
+
+def _pieces(count: int, element: str) -> list[tuple[int, int]]:
+    """(start, width) of accesses of at most 16 bytes over `count` elements, from an address aligned to all of them."""
+    widest = 16 // element_bytes(element)
+    pieces, at = [], 0
+    while at < count:
+        width = widest
+        while width > count - at or at % width or count % width:
+            width //= 2
+        pieces.append((at, width))
+        at += width
+    return pieces
+
+
+def _write(it: Distributor, vector: Value, pointer: Value, where: Value | None) -> None:
+    size = element_bytes(vector.element)
+    for start, width in _pieces(count_of(vector), vector.element):
+        piece = it.take(vector, range(start, start + width))
+        if where is not None:
+            it.store_where(where, it.words(piece, width)[0], pointer, start * size, vector.element, width)
+        else:
+            it.store(piece, it.offset(pointer, start * size))
+
+
+def _read(it: Distributor, pointer: Value, constant: int, count: int, element: str) -> Value:
+    size = element_bytes(element)
+    pieces = _pieces(count, element)
+    return it.concat([it.load(it.offset(pointer, constant + start * size), element, width) for start, width in pieces])
