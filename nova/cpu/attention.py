@@ -21,25 +21,16 @@ from nova.cpu import lanes as ln
 from nova.cpu import parallel
 from nova.cpu.attention_mask import Dropout, Mask
 from nova.cpu.attention_pack import Matrix
-from nova.cpu.attention_softmax import LOG2_E
 from nova.cpu.attention_tiles import Geometry, Kit, Scope
 from nova.cpu.lanes import Type, Value
-from nova.dialect.attention import TENSORS
-from nova.dialect.base import attribute_value
-from nova.errors import CompileError
+from nova.fusion import attention_form
 from nova.mlir import ir
-from nova.schedule.attention import AttentionProblem, AttentionSchedule, Direction, register_rows, schedule_attention
+from nova.schedule.attention import AttentionSchedule, register_rows, schedule_attention
 from nova.schedule.target import CpuTarget
 
 
-@dataclass(frozen=True)
-class Access:
-    """Where a logical tensor lies: kernel argument, element offset, element strides."""
-
-    argument: int
-    element: Type
-    offset: int
-    strides: tuple[int, ...]
+class Access(attention_form.Access):
+    """Where a logical tensor lies, and how CPU code walks it."""
 
     def start(self, s: Scope, *indices: Value | int) -> Value:
         """Offset of the element at `indices` (leading dims; the rest are 0)."""
@@ -57,39 +48,13 @@ class Access:
         return Matrix(self.element, self.strides[-1], 0, 1)
 
 
-@dataclass(frozen=True)
-class Attention:
-    """One attention op, as plain data."""
-
-    name: str
-    batch: int
-    heads: int
-    kv_heads: int
-    queries: int
-    keys: int
-    dim: int
-    value_dim: int
-    causal: bool
-    scale: float
-    dropout_p: float
-    stream: int
-    accesses: dict[str, Access]
-
-    def __getitem__(self, tensor: str) -> Access:
-        return self.accesses[tensor]
-
-    def has(self, tensor: str) -> bool:
-        return tensor in self.accesses
+class Attention(attention_form.Attention):
+    """One attention op, with what its CPU code applies to scores."""
 
     @property
     def compute(self) -> Type:
         """f64 for f64 operands, else f32."""
         return ln.f64() if self["q"].element == ln.f64() else ln.f32()
-
-    @property
-    def group(self) -> int:
-        """Query heads a key head."""
-        return self.heads // self.kv_heads
 
     @property
     def mask(self) -> Mask | None:
@@ -107,52 +72,12 @@ class Attention:
     def dropout(self) -> Dropout | None:
         return Dropout(self.dropout_p, self.stream, self.keys) if self.dropout_p > 0 else None
 
-    @property
-    def factor(self) -> float:
-        """What a dot product is multiplied by to be a base-2 score."""
-        return self.scale * LOG2_E
-
-    def problem(self) -> AttentionProblem:
-        dtype = str(self["q"].element)
-        direction: Direction = "forward" if self.name == "online_attention" else "backward"
-        return AttentionProblem(
-            self.batch, self.heads, self.kv_heads, self.queries, self.keys, self.dim, self.value_dim, dtype,
-            self.causal, direction,
-        )  # fmt: skip
-
 
 def read_op(op: ir.Operation) -> Attention:
     """The data of an attention op whose operands are arguments of its function."""
-    name = op.name.removeprefix("nova.")
-    reads, writes = TENSORS[name]
-    accesses = {}
-    for tensor, operand in zip((*reads, *writes), op.operands, strict=True):
-        access = attribute_value(op.attributes[f"{tensor}_access"])
-        if access:
-            operand = _destination(operand)
-            element = ir.RankedTensorType(operand.type).element_type
-            accesses[tensor] = Access(operand.arg_number, element, access[0], tuple(access[1:]))
-    sizes = attribute_value(op.attributes["sizes"])
-    batch, heads, kv_heads, queries, keys, dim, value_dim = sizes
-    return Attention(
-        name, batch, heads, kv_heads, queries, keys, dim, value_dim,
-        causal=attribute_value(op.attributes["causal"]),
-        scale=attribute_value(op.attributes["scale"]),
-        dropout_p=attribute_value(op.attributes["dropout_p"]),
-        stream=attribute_value(op.attributes["stream"]),
-        accesses=accesses,
-    )  # fmt: skip
-
-
-def _destination(value: ir.Value) -> ir.BlockArgument:
-    """The kernel argument behind a value: itself, or what the attention op before wrote into it."""
-    while not isinstance(value.owner, ir.Block):
-        op = value.owner
-        tensors = TENSORS.get(op.name.removeprefix("nova."))
-        if tensors is None:
-            raise CompileError(f"an operand of attention is computed in the kernel by {op.name}")
-        value = op.operands[len(tensors[0]) + ir.OpResult(value).result_number]
-    return ir.BlockArgument(value)
+    form = vars(attention_form.read_op(op))
+    accesses = {name: Access(**vars(access)) for name, access in form["accesses"].items()}
+    return Attention(**form | {"accesses": accesses})
 
 
 @dataclass
@@ -211,13 +136,10 @@ def lower(kernel: ir.OpView, target: CpuTarget) -> tuple[ir.Module, int]:
 
     block = kernel.body.blocks[0]
     name = ir.StringAttr(kernel.attributes["sym_name"]).value
-    ops = [op for op in block.operations if op.operation.name.removeprefix("nova.") in TENSORS]
-    if not ops:
-        raise CompileError(f"kernel @{name} has no attention op")
     workspace = parallel.Workspace()
     phases, kits = [], []
-    for number, op in enumerate(ops):
-        attention = read_op(op.operation)
+    for number, op in enumerate(attention_form.attention_ops(kernel)):
+        attention = read_op(op)
         schedule = schedule_attention(attention.problem(), target)
         geometry = geometry_of(attention.compute, target)
         kit = Kit(geometry, f"{name}_h{number}")

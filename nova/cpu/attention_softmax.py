@@ -20,8 +20,8 @@ from nova.cpu import vmath
 from nova.cpu.attention_pack import Matrix, load_element
 from nova.cpu.attention_tiles import Kit, Scope
 from nova.cpu.lanes import Type, Value
+from nova.fusion.attention_form import LOG2_E
 
-LOG2_E = 1.4426950408889634
 EXCLUDED = -1e30
 START = -9e29
 

@@ -178,6 +178,7 @@ def _lower(function: ir.Operation, op: ir.Operation, terminator: ir.Operation, t
     """Builds the destination-passing kernel in front of `function` and erases it."""
     block = function.regions[0].blocks[0]
     flags = {key: attribute_value(op.attributes[key]) for key in ("causal", "scale", "dropout_p", "stream")}
+    flags["tf32"] = "nova.tf32" in op.attributes
     backward = op.name == "nova.attention_backward"
     names = ("dout", "q", "k", "v", "out", "lse") if backward else ("q", "k", "v")
     reads = dict(zip(names, (read_view(v) for v in list(op.operands)[: len(names)]), strict=True))
@@ -285,6 +286,8 @@ def _emit(
     for key in ("scale", "dropout_p"):
         attributes[key] = ir.FloatAttr.get(ir.F64Type.get(), flags[key])
     attributes["stream"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), flags["stream"])
+    if flags["tf32"]:
+        attributes["nova.tf32"] = ir.UnitAttr.get()
     types = [operand.type for operand in operands[len(read_names) :]]
     op = ir.Operation.create(f"nova.{name}", results=types, operands=operands, attributes=attributes)
     for tensor, result in zip(write_names, op.results, strict=True):

@@ -67,13 +67,12 @@ def schedule_kernel(kernel: ir.OpView, target: Target) -> Any:
 
 
 def _schedule_attention(kernel: ir.OpView, target: Target) -> Any:
-    from nova.cpu import attention
+    from nova.fusion import attention_form
     from nova.schedule.attention import schedule_attention
 
-    names = ("nova.online_attention", "nova.online_attention_backward")
     for view in _walk(kernel.operation):
-        if view.name in names or view.name.startswith("nova.online_attention"):
-            return schedule_attention(attention.read_op(view).problem(), target)
+        if attention_form.is_attention(view):
+            return schedule_attention(attention_form.read_op(view).problem(), target)
     return schedule_loops(loop_problem(kernel), target)
 
 

@@ -38,6 +38,7 @@ class AttentionProblem:
     dtype: str = "f32"
     causal: bool = False
     direction: Direction = "forward"
+    tf32: bool = False  # f32 operands may be rounded to TF32
 
     @property
     def pairs(self) -> float:
