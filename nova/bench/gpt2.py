@@ -1,6 +1,6 @@
 """A GPT-2 training step beside eager and `torch.compile`: tokens a second, peak memory, compile time, kernels.
 
-124M parameters as published: 12 layers, 12 heads, width 768, 1,024 tokens, vocabulary padded to 50,304, tied head; AdamW.
+124M parameters as published: 12 layers, 12 heads, width 768, 1,024 tokens, vocabulary padded to 50,304, tied head.
 PyTorch's contestants use `fused=True` AdamW, which is their fastest.
 """
 
