@@ -15,6 +15,8 @@ OUT = typer.Option(Path("benchmarks/results"), help="folder for the JSON")
 NAMES = typer.Argument(None, help="operators; all if none is named")
 BATCHES = typer.Option([8, 16], "--batch")
 PRECISIONS = typer.Option(["tf32", "bf16"], "--precision")
+SHAPES = typer.Option(None, "--shape", help="sizes with commas between; may be given several times")
+LAYOUTS = typer.Option(["NN", "NT", "TN"], "--layout")
 WHO = typer.Option(["eager", "torch.compile", "nova"], "--who", help="contestants")
 
 
@@ -54,3 +56,31 @@ def gpt2(
     module = importlib.import_module("nova.bench.gpt2")
     rows = module.run(tuple(batch), tuple(precision), steps, tuple(who), layers)
     _report(module, rows, out / "gpt2_gpu.json")
+
+
+@app.command()
+def matmul(
+    shape: list[str] = SHAPES, layout: list[str] = LAYOUTS, precision: list[str] = PRECISIONS, out: Path = OUT
+) -> None:
+    """Contractions beside cuBLAS: 8192 cubed and the paper's shapes, or the given M,N,K."""
+    _needs_gpu()
+    module = importlib.import_module("nova.bench.matmul")
+    shapes = tuple(tuple(int(n) for n in text.split(",")) for text in shape or ())
+    _report(module, module.run(shapes, tuple(layout), tuple(precision)), out / "matmul_gpu.json")
+
+
+@app.command()
+def attention(shape: list[str] = SHAPES, precision: list[str] = PRECISIONS, out: Path = OUT) -> None:
+    """Causal attention beside PyTorch's backends: the paper's shapes, or the given batch,length,heads,width."""
+    _needs_gpu()
+    module = importlib.import_module("nova.bench.attention")
+    shapes = tuple(tuple(int(n) for n in text.split(",")) for text in shape or ())
+    _report(module, module.run(shapes, tuple(precision)), out / "attention_gpu.json")
+
+
+@app.command("loss-head")
+def loss_head(precision: list[str] = PRECISIONS, out: Path = OUT) -> None:
+    """Language-model head with softmax cross entropy, forward and backward."""
+    _needs_gpu()
+    module = importlib.import_module("nova.bench.loss_head")
+    _report(module, module.run(tuple(precision)), out / "loss_head_gpu.json")
