@@ -1,7 +1,8 @@
-"""The head of a language model with its loss: x[tokens, width] W[vocabulary, width]^T, cross entropy, both gradients."""
+"""The head of a language model with its loss: x[tokens, width] W[vocabulary, width]^T, the loss, both gradients."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,11 +61,14 @@ def measure(precision: str, rounds: int) -> list[dict[str, Any]]:
 
         return run
 
-    both = timing.interleave({n: (lambda i, f=f: f(x, weight, labels)) for n, f in steps.items()}, 1, rounds)
+    def behind(function: Any) -> timing.Run:
+        return lambda i: function(x, weight, labels)
+
+    both = timing.interleave({n: behind(f) for n, f in steps.items()}, 1, rounds)
     forward = timing.interleave({n: ahead(f) for n, f in forwards.items()}, 1, rounds)
     rows = []
     for name, function in steps.items():
-        peak = peak_allocated(lambda f=function: f(x, weight, labels), torch.device("cuda", 0))
+        peak = peak_allocated(partial(function, x, weight, labels), torch.device("cuda", 0))
         error = timing.relative_error(function(x, weight, labels)[1][:256], wanted)
         rows.append({
             "who": name, "precision": precision, "seconds": both[name].median, "peak_bytes": peak, "error": error,

@@ -1,6 +1,6 @@
 """Contractions beside cuBLAS (paper section 6.1): TFLOP/s of the paper's nine shapes, in every layout of the operands.
 
-NN: A[M,K] B[K,N].  NT: B is stored [N,K].  TN: A is stored [K,M].  Errors are relative norms against float64 on 64 rows.
+NN: A[M,K] B[K,N].  NT: B is stored [N,K].  TN: A is stored [K,M].  Errors: relative norm against float64 on 64 rows.
 """
 
 from __future__ import annotations
