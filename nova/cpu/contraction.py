@@ -11,17 +11,17 @@ too few, K is cut into chunks that leave their sums in the workspace, and a seco
 
 from __future__ import annotations
 
-from nova.cpu import access as ac
 from nova.cpu import build, contraction_rows, ints, pack, parallel
 from nova.cpu import contraction_epilogue as ep
-from nova.cpu import contraction_form as cf
 from nova.cpu import lanes as ln
 from nova.cpu.contraction_epilogue import Anchor, Frame
-from nova.cpu.contraction_form import Contraction
 from nova.cpu.contraction_tile import Partials, TileSink
 from nova.cpu.ints import Int
 from nova.cpu.lanes import Value
 from nova.cpu.microkernel import Panel, Tile, multiply, prefetch
+from nova.fusion import access as ac
+from nova.fusion import contraction_form as cf
+from nova.fusion.contraction_form import Contraction
 from nova.mlir import ir
 from nova.schedule import config
 from nova.schedule.contraction import ContractionSchedule, schedule_contraction

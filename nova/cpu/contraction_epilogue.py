@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from nova.cpu import access as ac
 from nova.cpu import body, ints
 from nova.cpu import lanes as ln
-from nova.cpu.access import Access
-from nova.cpu.contraction_form import Contraction, Generic
 from nova.cpu.ints import Int
 from nova.cpu.lanes import Value
 from nova.errors import CompileError
+from nova.fusion import access as ac
+from nova.fusion.access import Access
+from nova.fusion.contraction_form import Contraction, Generic
 from nova.mlir import ir
 
 # A region with more operations than this is emitted once, in a loop over the tile's rows, not once a register.
@@ -43,7 +43,7 @@ class Frame:
         """Emits every base pointer here, so that the loops inside find them ready."""
         for access in dict.fromkeys(self.c.all_accesses()):
             dims = self.c.dims
-            offset = ints.add(ac.offset_along(access, dims.batch, dims.sizes, self.batch), access.offset)
+            offset = ints.add(ints.offset_along(access, dims.batch, dims.sizes, self.batch), access.offset)
             self.bases[access] = ints.offset_pointer(self.pointers[access.buffer], offset, access.element)
         return self
 
@@ -83,8 +83,8 @@ class Anchor:
 
     def _address(self, access: Access, m: Int, n: Int) -> Value:
         dims = self.frame.c.dims
-        along_m = ac.offset_along(access, dims.m, dims.sizes, m)
-        along_n = ac.offset_along(access, dims.n, dims.sizes, n)
+        along_m = ints.offset_along(access, dims.m, dims.sizes, m)
+        along_n = ints.offset_along(access, dims.n, dims.sizes, n)
         tile: Int = 0
         if access.coefficients[self.frame.c.tile_dim]:
             tile = ints.mul(ints.div(n, self.frame.c.tile), access.coefficients[self.frame.c.tile_dim])

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from nova.cpu import body, build, ints
 from nova.cpu import lanes as ln
-from nova.cpu.access import Access
 from nova.cpu.contraction_epilogue import Anchor, Frame, Segment
-from nova.cpu.contraction_form import Contraction, Generic
 from nova.cpu.ints import Int
 from nova.cpu.lanes import Value
 from nova.errors import CompileError
+from nova.fusion.access import Access
+from nova.fusion.contraction_form import Contraction, Generic
 from nova.mlir import ir
 
 COMBINERS: dict[str, Callable[[Value, Value], Value]] = {

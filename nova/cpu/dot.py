@@ -9,15 +9,15 @@ Sums run along k in `lanes` interleaved chains and are added in a fixed order, w
 
 from __future__ import annotations
 
-from nova.cpu import access as ac
 from nova.cpu import build, ints, parallel
 from nova.cpu import contraction_epilogue as ep
 from nova.cpu import lanes as ln
 from nova.cpu.contraction_epilogue import Frame
-from nova.cpu.contraction_form import Contraction
 from nova.cpu.ints import Int
 from nova.cpu.lanes import Value
 from nova.cpu.microkernel import to_accumulator
+from nova.fusion import access as ac
+from nova.fusion.contraction_form import Contraction
 from nova.schedule.contraction import ContractionSchedule
 from nova.schedule.target import CpuTarget
 
@@ -97,7 +97,7 @@ class DotNest:
             ln.store(total, ints.offset_pointer(buffer, ints.add(j, r * self.strip), element))
 
     def _pointer(self, frame: Frame, access: ac.Access, dims: tuple[int, ...], place: Int) -> Value:
-        offset = ac.offset_along(access, dims, self.c.dims.sizes, place)
+        offset = ints.offset_along(access, dims, self.c.dims.sizes, place)
         return ints.offset_pointer(frame.base(access), offset, access.element)
 
     def _load(self, pointer: Value, access: ac.Access, k: Int, width: int) -> Value:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from nova.cpu import build
 from nova.cpu import lanes as ln
 from nova.cpu.lanes import Value
+from nova.fusion.access import Access
 from nova.mlir import ir
 
 if TYPE_CHECKING:
@@ -172,3 +173,11 @@ def from_index(x: Value) -> Value:
 def offset_pointer(pointer: Value, offset: Int, element: ir.Type) -> Value:
     """`pointer + offset` elements."""
     return pointer if isinstance(offset, int) and offset == 0 else ln.address(pointer, value(offset), element)
+
+
+def offset_along(access: Access, dims: Sequence[int], sizes: Sequence[int], flat: Int) -> Int:
+    """Contribution to an access's offset of a flat position in the product of `dims` (outermost first)."""
+    if not access.touches(dims):
+        return 0
+    places = digits(flat, [sizes[d] for d in dims])
+    return add(*(mul(p, access.coefficients[d]) for p, d in zip(places, dims, strict=True)))

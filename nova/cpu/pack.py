@@ -13,13 +13,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nova.cpu import access as ac
 from nova.cpu import ints
 from nova.cpu import lanes as ln
-from nova.cpu.access import Access
 from nova.cpu.ints import Int
 from nova.cpu.lanes import Value
 from nova.cpu.microkernel import to_accumulator
+from nova.fusion import access as ac
+from nova.fusion.access import Access
 from nova.mlir import ir, scf
 
 CHUNK_BITS = 128  # shuffles that stay inside a 128-bit lane are cheap on every x86
@@ -44,10 +44,10 @@ class Source:
         return stride if length == math.prod(self.sizes[d] for d in self.depth) else None
 
     def across_offset(self, place: Int) -> Int:
-        return ac.offset_along(self.access, self.across, self.sizes, place)
+        return ints.offset_along(self.access, self.across, self.sizes, place)
 
     def depth_offset(self, place: Int) -> Int:
-        return ac.offset_along(self.access, self.depth, self.sizes, place)
+        return ints.offset_along(self.access, self.depth, self.sizes, place)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def schedule_kernel(kernel: ir.OpView, target: Target) -> Any:
     """The schedule of one kernel, by its kind."""
     kind = ir.StringAttr(kernel.operation.attributes["nova.kernel"]).value
     if kind == "contraction":
-        from nova.cpu import contraction_form
+        from nova.fusion import contraction_form
         from nova.schedule.contraction import schedule_contraction
 
         return schedule_contraction(contraction_form.problem_of(contraction_form.read(kernel)), target)

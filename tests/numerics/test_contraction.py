@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nova.cpu import contraction, contraction_form
+from nova.cpu import contraction
+from nova.fusion import contraction_form
 from nova.schedule import target as targets
 from nova.schedule.contraction import schedule_contraction
 from tests.contraction_text import Case, loss_head_text

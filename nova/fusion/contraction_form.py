@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from nova.cpu import access as ac
-from nova.cpu import lanes as ln
-from nova.cpu.access import Access
 from nova.errors import CompileError
+from nova.fusion import access as ac
+from nova.fusion.access import Access
 from nova.mlir import ir
 from nova.schedule.contraction import ContractionProblem, Operand
+from nova.schedule.target import ELEMENT_BYTES
 
 
 @dataclass
@@ -296,6 +296,10 @@ def operation_count(c: Contraction) -> int:
     return sum(len(g.block.operations) - 1 for g in seen.values())
 
 
+def _bytes(element: ir.Type) -> int:
+    return ELEMENT_BYTES.get(str(element).replace("ui", "i"), 4)
+
+
 def problem_of(c: Contraction) -> ContractionProblem:
     """What the configurator needs to know of a kernel."""
 
@@ -311,8 +315,8 @@ def problem_of(c: Contraction) -> ContractionProblem:
     reads = [a for a in c.plane_reads() if a.touches(c.dims.m) and a.touches(c.dims.n)]
     return ContractionProblem(
         c.m, c.n, c.k, c.batch, operand(c.lhs, c.dims.m), operand(c.rhs, c.dims.n), str(c.accumulator),
-        output_bytes=sum(ln.bytes_of(access.element) for _, access in c.outputs),
-        epilogue_bytes=sum(ln.bytes_of(access.element) for access in reads),
+        output_bytes=sum(_bytes(access.element) for _, access in c.outputs),
+        epilogue_bytes=sum(_bytes(access.element) for access in reads),
         epilogue_operations=operation_count(c),
         compute="tf32" if "nova.tf32" in c.core.op.attributes else "",
         n_tile_limit=c.tile,

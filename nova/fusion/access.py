@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nova.cpu import ints
-from nova.cpu.ints import Int
 from nova.errors import CompileError
 from nova.mlir import ir
 
@@ -138,14 +136,6 @@ def access_of(view: View, affine_map: ir.AffineMap, dims: Sequence[int], rank: i
         for loop, factor in enumerate(form):
             coefficients[ids[loop]] += stride * factor
     return Access(view.buffer, view.element, offset, tuple(coefficients))
-
-
-def offset_along(access: Access, dims: Sequence[int], sizes: Sequence[int], flat: Int) -> Int:
-    """Contribution to the offset of a flat position in the product of `dims` (outermost first)."""
-    if not access.touches(dims):
-        return 0
-    places = ints.digits(flat, [sizes[d] for d in dims])
-    return ints.add(*(ints.mul(p, access.coefficients[d]) for p, d in zip(places, dims, strict=True)))
 
 
 def contiguous_run(access: Access, dims: Sequence[int], sizes: Sequence[int]) -> tuple[int, int]:
