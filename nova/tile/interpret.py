@@ -90,7 +90,7 @@ class Block:
                 raise CompileError(f"the tile interpreter has no meaning for {op.name}")
             found = handler(self, op)
             results = list(op.results)
-            if len(results) == 1:
+            if len(results) == 1 and not isinstance(found, list):  # regions give lists
                 found = (found,)
             for result, value in zip(results, found or (), strict=True):
                 self.values[result] = value
