@@ -31,7 +31,7 @@ from nova.errors import CompileError
 from nova.gpu.registers import SHARED, ThreadCode, element_bytes
 from nova.gpu.shared_arena import Area, Arena
 from nova.mlir import ir
-from nova.tile.layout import NestedLayout
+from nova.tile.layout import WARP, NestedLayout
 from nova.tile.text import Operand, Value
 
 FAMILIES = (
@@ -194,10 +194,11 @@ class Distributor(ThreadCode):
             self.barrier()
         return area
 
-    def barrier(self) -> None:
-        """All threads of the block wait, and see each other's shared memory."""
-        self.barrier_line()
-        self.arena.synchronised()
+    def barrier(self, by_warp: bool = False) -> None:
+        """All threads of the block, or of each warp, wait and see each other's shared memory."""
+        self.barrier_line(by_warp)
+        if not by_warp or self.threads <= WARP:
+            self.arena.synchronised()
 
     # --- the walk ---
 

@@ -2,19 +2,17 @@
 
 What a register holds is a table [threads, registers] of element numbers, so each of these is the question which
 register of the source holds the same element: `np.take` in the compiler, one `vector.shuffle` in the code. Where
-another thread has it, the tile goes through shared memory, with rows padded so that banks collide least.
+another thread has it, the tile goes through shared memory, in the order that `nova.gpu.exchange` plans.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
+from nova.gpu import exchange
 from nova.gpu.distribute import Distributor, Op, lowers
-from nova.gpu.distribute_memory import ACCESS_BYTES, Place, Window, load_places, store_places, window_places
+from nova.gpu.distribute_memory import Place, Window, load_places, run_dim, runs, store_places, window_places
+from nova.gpu.exchange import Exchange
 from nova.gpu.registers import element_bytes
 from nova.tile.layout import NestedLayout, register_permutation
 from nova.tile.text import Value
@@ -73,94 +71,42 @@ def to_layout(it: Distributor, op: Op) -> None:
     tile = it.tile(op.operands[0], source)
     registers = register_permutation(source, target, it.threads)
     if registers is not None:
-        it.set(op.results[0], it.take(tile, [int(r) for r in registers], target))
-        return
-    through_shared(it, op, tile)
+        it.set(op.results[0], it.take(tile, registers, target))
+    else:
+        it.set(op.results[0], through_shared(it, tile, source, target))
 
 
-def through_shared(it: Distributor, op: Op, tile: Value) -> None:
+def through_shared(it: Distributor, tile: Value, source: NestedLayout, target: NestedLayout) -> Value:
     """Every thread writes what it has and reads what it needs."""
-    source, target = op["source"], op["layout"]
-    element = tile.element
-    plan = shared_plan(source, target, element_bytes(element), it.threads)
-    with it.scratch(plan.size * element_bytes(element)) as scratch:
-        places, registers = whole_tile(it, scratch, plan.strides, plan.written, source, element, it.first_copy(source))
+    element, size = tile.element, element_bytes(tile.element)
+    plan = exchange.plan(source, target, size, it.threads)
+    with it.scratch(plan.size * size) as scratch:
+        places, registers = exchange_places(it, plan, scratch, source, plan.written, element, it.first_copy(source))
         store_places(it, places, registers, tile)
-        it.barrier()
-        places, registers = whole_tile(it, scratch, plan.strides, plan.read, target, element, None)
-        it.set(op.results[0], load_places(it, places, registers, element, 0, target))
+        it.barrier(by_warp=plan.by_warp)
+        places, registers = exchange_places(it, plan, scratch, target, plan.read, element, None)
+        return load_places(it, places, registers, element, 0, target)
 
 
-def whole_tile(
-    it: Distributor,
-    pointer: Value,
-    strides: tuple[int, ...],
-    width: int,
-    layout: NestedLayout,
-    element: str,
-    own: Value | None,
+def exchange_places(
+    it: Distributor, plan: Exchange, scratch: Value, layout: NestedLayout, width: int, element: str, own: Value | None
 ) -> tuple[list[Place], np.ndarray]:
-    """The accesses of a whole tile that lies at `pointer`."""
-    rank = layout.rank
-    window = Window(pointer, 0, (0,) * rank, strides, (-1,) * rank, width, False)
-    return window_places(it, window, layout, element, own)
-
-
-@dataclass(frozen=True)
-class SharedPlan:
-    """How a tile lies in scratch while its layout changes: strides and size in elements, widths of the accesses."""
-
-    strides: tuple[int, ...]
-    size: int
-    written: int
-    read: int
-
-
-@functools.lru_cache(maxsize=1024)
-def shared_plan(source: NestedLayout, target: NestedLayout, size: int, threads: int) -> SharedPlan:
-    """The order of dimensions and the padding that take the fewest passes over the banks, both sides together."""
-    best: tuple[tuple[int, int], SharedPlan] | None = None
-    for fast in reversed(range(source.rank)):
-        widths = [_width(layout, fast, size) for layout in (source, target)]
-        for padding in (0, *(n // size for n in (4, 8, 16) if n % (size * max(widths)) == 0)):
-            strides, total = _strides(source.shape, fast, padding)
-            passes = sum(
-                bank_passes(layout, strides, width, size, threads) * (layout.registers // width)
-                for layout, width in zip((source, target), widths, strict=True)
-            )
-            if best is None or (passes, total) < best[0]:
-                best = (passes, total), SharedPlan(strides, total, *widths)
-    assert best is not None
-    return best[1]
-
-
-def _width(layout: NestedLayout, dim: int, size: int) -> int:
-    """Elements of `size` bytes that one access may move along `dim`."""
-    width = 1
-    while width * 2 * size <= ACCESS_BYTES and layout.element[dim] % (width * 2) == 0:
-        width *= 2
-    return width
-
-
-def _strides(shape: tuple[int, ...], fast: int, padding: int) -> tuple[tuple[int, ...], int]:
-    """Strides with dimension `fast` innermost, its rows padded, and the elements of all."""
-    strides, step = [0] * len(shape), shape[fast] + padding
-    strides[fast] = 1
-    for dim in reversed(range(len(shape))):
-        if dim != fast:
-            strides[dim] = step
-            step *= shape[dim]
-    return tuple(strides), step
-
-
-def bank_passes(layout: NestedLayout, strides: Sequence[int], width: int, size: int, threads: int) -> int:
-    """Passes over the 32 banks that the first warp's first access takes; wide ones go by half or quarter warp."""
-    lanes = min(32, threads)
-    address = layout.indices(threads)[:lanes, 0] @ np.array(strides, np.int64) * size
-    words = max(1, width * size // 4)
-    group = min(lanes, 32 // words)
-    total = 0
-    for begin in range(0, lanes, group):
-        touched = np.unique(address[begin : begin + group, None] // 4 + np.arange(words))
-        total += int(np.bincount(touched % 32).max())
-    return total
+    """The accesses of one side of an exchange; `own`: a condition."""
+    zeros = (0,) * layout.rank
+    if not plan.swizzle.bits:
+        window = Window(scratch, 0, zeros, plan.strides, (-1,) * layout.rank, width, False)
+        return window_places(it, window, layout, element, own)
+    table = exchange.linear(plan.addresses(layout, it.threads) * element_bytes(element))
+    assert table is not None, f"a swizzled exchange of {layout.text()} is not linear"
+    registers = runs(layout, run_dim(layout, plan.strides, width), width)
+    start = it.linear_sum(table.terms)
+    pointers: dict[int, Value] = {}
+    places = []
+    for register in registers[:, 0]:
+        constant = table.registers[register]
+        mixed = constant & table.thread_bits  # bits that the thread's part may have as well
+        if mixed not in pointers:
+            own_bits = start if mixed == 0 else it.int_op("xori", start, mixed)
+            pointers[mixed] = it.offset(scratch, own_bits)
+        places.append(Place(pointers[mixed], constant ^ mixed, own))
+    return places, registers

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from nova.gpu.distribute import Distributor, Op, lowers
+from nova.gpu.exchange import ACCESS_BYTES
 from nova.gpu.registers import bits_of, element_bytes, memory_element
 from nova.tile.layout import NestedLayout
 from nova.tile.text import Operand, Value, number_text
-
-ACCESS_BYTES = 16  # of the widest access
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,23 @@ class ThreadCode(Emitter):
 
         return self.once((terms, element), make)
 
+    def linear_sum(self, terms: Sequence[tuple[int, int]]) -> Operand:
+        """XOR of (tid & mask) << shift over (mask, shift), shifting right where it is negative; once a thread."""
+        if not terms:
+            return 0
+
+        def make() -> Value:
+            total: Operand = 0
+            for mask, shift in terms:
+                part = self.int_op("andi", self.tid(), mask)
+                if shift:
+                    part = self.int_op("shli" if shift > 0 else "shrui", part, abs(shift))
+                total = part if isinstance(total, int) else self.int_op("xori", total, part)
+            assert isinstance(total, Value)
+            return total
+
+        return self.once(("linear", tuple(terms)), make)
+
     def coordinate(self, layout: NestedLayout, dim: int) -> Operand:
         """The index along `dim` of the thread's register 0."""
         return self.thread_sum(layout.thread_part(dim))
@@ -391,8 +408,8 @@ class ThreadCode(Emitter):
 
     # --- between threads ---
 
-    def barrier_line(self) -> None:
-        self.line("nvvm.barrier")
+    def barrier_line(self, by_warp: bool = False) -> None:
+        self.line(f"nvvm.bar.warp.sync {self.constant(-1, 'i32').name} : i32" if by_warp else "nvvm.barrier")
 
     def shuffle_xor(self, value: Value, mask: int) -> Value:
         """A vector's registers as the lane whose number differs in `mask` has them."""
