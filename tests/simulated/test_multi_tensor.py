@@ -1,0 +1,144 @@
+"""Multi-tensor kernels as tile programs: any number of tensors of any size through one table of words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from nova import mlir
+from nova.gpu import distribute, simulate
+from nova.mlir import ir
+from nova.schedule import target as targets
+from nova.schedule.annotate import kernels
+from nova.tile import generate, interpret
+from tests.numerics.test_multi_tensor import ADAMW, EXAMPLE, LARGEST, NORM, scalar
+
+SIZES = [[], [1], [7, 3], [0], [4096], [40000], [1], [33, 1001], [5]]
+TARGET = replace(targets.by_name("h200"), sms=2)  # few blocks: the interpreters run them one by one
+
+
+def tile_program(text: str) -> str:
+    module = mlir.parse(text)
+    with mlir.context(), ir.Location.unknown():
+        (kernel,) = kernels(module.operation)
+        return generate.generate(kernel, TARGET)
+
+
+def run_level4(text: str, table: np.ndarray, memory: Sequence[np.ndarray]) -> None:
+    interpret.run(text, [table], memory=memory)
+
+
+def run_level5(text: str, table: np.ndarray, memory: Sequence[np.ndarray]) -> None:
+    with mlir.context(), ir.Location.unknown():
+        code = distribute.distribute(ir.Module.parse(text))
+    simulate.run(code, [table], memory=memory)
+
+
+RUNNERS = pytest.mark.parametrize("runner", [run_level4, run_level5], ids=["tiles", "threads"])
+
+
+def array(tensor: torch.Tensor) -> np.ndarray:
+    flat = tensor.reshape(-1)
+    return (flat.view(torch.uint16) if tensor.dtype == torch.bfloat16 else flat).numpy()
+
+
+def call(runner, text: str, count: int, numel: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+    """The words: n, numel, pointers in call order, workspace, error record."""
+    with mlir.context():
+        attributes = ir.Module.parse(text).operation.attributes
+        workspace = np.full(ir.IntegerAttr(attributes["nova_tile.workspace"]).value + 8, 0xFF, np.uint8)
+    sizes, record = np.array([*numel, 0], np.int64), np.zeros(2, np.int64)
+    arrays = [array(t) for t in tensors]
+    memory = [sizes, *arrays, workspace, record]
+    words = [count, sizes.ctypes.data, *(a.ctypes.data for a in arrays), workspace.ctypes.data, record.ctypes.data]
+    runner(text, np.array(words, np.int64), memory)
+
+
+@RUNNERS
+def test_sgd_and_step_count(runner) -> None:
+    text = tile_program(EXAMPLE.read_text())
+    params, grads = [torch.randn(s) for s in SIZES], [torch.randn(s) for s in SIZES]
+    steps = [torch.tensor(float(i)) for i in range(len(SIZES))]
+    want = [p - g * torch.tensor(0.1) for p, g in zip(params, grads, strict=True)]
+    call(runner, text, len(SIZES), [p.numel() for p in params], [*params, *grads, *steps, scalar(0.1), *params, *steps])
+    for got, expected in zip(params, want, strict=True):
+        assert torch.equal(got, expected)
+    assert [s.item() for s in steps] == [i + 1.0 for i in range(len(SIZES))]
+
+
+@RUNNERS
+def test_adamw_follows_pytorch(runner) -> None:
+    torch.manual_seed(1)
+    text = tile_program(ADAMW)
+    hyper = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
+    params = [torch.randn(s) for s in SIZES]
+    params[4] = torch.randn(4097)[1:]  # not aligned
+    reference = [p.clone().requires_grad_() for p in params]
+    exact = [p.double().requires_grad_() for p in params]
+    optimizers = [torch.optim.AdamW(ps, foreach=False, **hyper) for ps in (reference, exact)]
+    m, v = [torch.zeros(s) for s in SIZES], [torch.zeros(s) for s in SIZES]
+    steps = [torch.zeros(()) for _ in SIZES]
+    shared = [scalar(1e-2), scalar(0.9), scalar(0.99), scalar(1e-8), scalar(0.1), torch.tensor(0.0)]
+    for _ in range(3):
+        grads = [torch.randn(s) for s in SIZES]
+        for ps in (reference, exact):
+            for p, g in zip(ps, grads, strict=True):
+                p.grad = g.to(p.dtype)
+        for optimizer in optimizers:
+            optimizer.step()
+        lists = [*params, *grads, *m, *v, *steps, *shared, *params, *m, *v, *steps]
+        call(runner, text, len(SIZES), [p.numel() for p in params], lists)
+    for p, r, e in zip(params, reference, exact, strict=True):
+        assert (p - e).norm() <= 3 * (r - e).norm() + 1e-7 * e.norm()
+    assert all(s.item() == 3 for s in steps)
+
+
+@RUNNERS
+def test_found_inf_changes_nothing(runner) -> None:
+    text = tile_program(ADAMW)
+    sizes = SIZES[:5]
+    state = [[torch.randn(s) for s in sizes] for _ in range(4)]
+    steps = [torch.full((), 3.0) for _ in sizes]
+    before = [[t.clone() for t in ts] for ts in (*state, steps)]
+    shared = [scalar(1e-2), scalar(0.9), scalar(0.99), scalar(1e-8), scalar(0.1), torch.tensor(1.0)]
+    p, g, m, v = state
+    lists = [*p, *g, *m, *v, *steps, *shared, *p, *m, *v, *steps]
+    call(runner, text, len(sizes), [x.numel() for x in p], lists)
+    for was, now in zip(before, (*state, steps), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(was, now, strict=True))
+
+
+@RUNNERS
+def test_norms(runner) -> None:
+    text = tile_program(NORM)
+    xs = [torch.randn(s) for s in [*SIZES, [300000]]]
+    out = torch.full((len(xs),), math.nan)
+    call(runner, text, len(xs), [x.numel() for x in xs], [*xs, out])
+    want = torch.stack([x.double().norm() for x in xs])
+    torch.testing.assert_close(out.double(), want, rtol=3e-7, atol=0)
+
+
+@RUNNERS
+def test_a_reduction_may_be_the_result(runner) -> None:
+    text = tile_program(LARGEST)
+    xs = [torch.randn(s) for s in [*SIZES, [300000]]]
+    xs[2][3, 1], xs[5][39999] = math.nan, -math.inf
+    out = torch.full((len(xs),), -1.0)
+    call(runner, text, len(xs), [x.numel() for x in xs], [*xs, out])
+    want = torch.stack([x.abs().max() if x.numel() else torch.tensor(0.0) for x in xs])
+    torch.testing.assert_close(out, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("count", [0, 1, 300])
+def test_any_number_of_tensors(count: int) -> None:
+    text = tile_program(NORM)
+    xs = [torch.full((i % 5,), float(i)) for i in range(count)]
+    out = torch.full((count,), math.nan)
+    call(run_level4, text, count, [x.numel() for x in xs], [*xs, out])
+    want = torch.tensor([math.sqrt(i % 5) * i for i in range(count)])
+    torch.testing.assert_close(out, want)
