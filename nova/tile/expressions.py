@@ -40,7 +40,9 @@ class Domain:
 
     def __init__(self, program: Program, layout: NestedLayout):
         self.program, self.layout = program, layout
-        self.every = tuple(range(layout.rank))
+        self.every = tuple(
+            dim for dim, size in enumerate(layout.shape) if size > 1
+        )  # dimensions of one element are none
         self._iotas: dict[tuple[int, str], Part] = {}
 
     def at(self, dims: Sequence[int]) -> NestedLayout:
@@ -119,6 +121,19 @@ class Domain:
             result = self.add(result, by_dims[dims])
         return result
 
+    def divide(self, a: Part, by: int) -> Part:
+        """Of what is not negative, rounded down."""
+        if by == 1:
+            return a
+        if not a.dims:
+            return Part(self.program.div(a.value, by), (), a.element)
+        return self.apply(lambda x: self.program.binary("arith.divui", x, by), (a,))
+
+    def remainder(self, a: Part, by: int) -> Part:
+        if not a.dims:
+            return Part(self.program.rem(a.value, by), (), a.element)
+        return self.apply(lambda x: self.program.binary("arith.remui", x, by), (a,))
+
     def convert(self, part: Part, element: str, signed: bool = True) -> Part:
         if part.element == element:
             return part
@@ -176,7 +191,7 @@ class Evaluator:
     def check(self, node: Expr) -> None:
         """A nova.check: the error record is written where its condition holds inside the loops."""
         bad, value = self.emit(node.args)
-        mask = self.sources.mask(bad.dims or self.domain.every)
+        mask = self.sources.mask(bad.dims)
         if mask is not None:
             bad = self.domain.apply(lambda x, y: self.program.binary("arith.andi", x, y), (bad, mask))
         dims = self.domain.union((bad, value))
@@ -318,7 +333,7 @@ class Evaluator:
         vector = vector if dims and dims[-1] == self.domain.layout.rank - 1 else 1
         if not dims:
             base = self.domain.value(self.domain.convert(index, "i64"))
-            return Part(scalar_load(self.program, self.sources.pointer(tensor), base, memory), (), memory)
+            return Part(self.program.load_scalar(self.sources.pointer(tensor), base, memory), (), memory)
         place = self.domain.whole(index, dims)
         inside = None if mask is None else self.domain.whole(mask, dims)
         return Part(
@@ -428,10 +443,3 @@ def strides_of(shape: Sequence[int]) -> list[int]:
         strides.append(step)
         step *= size
     return strides[::-1]
-
-
-def scalar_load(program: Program, pointer: Value, base: Operand, element: str) -> Value:
-    """The element at `base`, for all threads: a tile of one element, reduced to the scalar it is."""
-    one = NestedLayout((1,), (1,), (1,), (1,), (1,), (0,), (0,))
-    tile = program.load(pointer, base, [0], element, one, strides=[1])
-    return program.reduce(tile, [0], "addf" if element in FLOATS else "ori")
