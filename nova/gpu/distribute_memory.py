@@ -79,14 +79,21 @@ def thread_pointer(it: Distributor, window: Window, layout: NestedLayout, elemen
     for offset, stride in zip(window.offsets, window.strides, strict=True):
         wide = it.cast(offset, number)
         product = wide * stride if isinstance(wide, int) else wide if stride == 1 else it.nsw("muli", wide, stride)
-        moving = it.add(moving, product) if isinstance(moving, int) and isinstance(product, int) else (
-            product if moving == 0 else it.nsw("addi", moving, product)
-        )  # fmt: skip
+        moving = _sum(it, moving, product)
     parts = [own, window.base, moving] if it.loops else [window.base, moving, own]
     pointer = window.pointer
     for part in parts:
         pointer = it.offset(pointer, part, element)
     return pointer
+
+
+def _sum(it: Distributor, a: Operand, b: Operand) -> Operand:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    for x, y in ((a, b), (b, a)):
+        if isinstance(x, int) and x == 0:
+            return y
+    return it.nsw("addi", a, b)
 
 
 def bounds(it: Distributor, window: Window, layout: NestedLayout, firsts: Sequence[int]) -> list[Value | None]:
