@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from tile_programs import MEMORY, compare, level5, numbers
 
 from nova.gpu import exchange
 from nova.tile.builder import Program
 from nova.tile.layout import NestedLayout, blocked, mma_accumulator, mma_lhs
-from tests.simulated.tile_programs import MEMORY, compare, level5, numbers
 
 ELEMENTS = sorted(MEMORY)
 RAGGED = blocked((4, 64), (2, 2), (2, 16), 2)
