@@ -9,17 +9,18 @@ A launch has one argument: a table of 64-bit words in device memory.
     prepare     block 0: the first unit of each tensor (a unit is what a block moves at once); the other blocks: the
                 scalars of the tensors - bias corrections in f64, step counts in place - once each, not once a block
     elements    each block a contiguous share of all units, tensor by tensor; 16-byte accesses where all pointers of a
-                tensor are aligned. A reduction leaves a partial for each (tensor, block) that meet, in slot tensor + block
+                tensor are aligned. A reduction leaves a partial for each (tensor, block) that meet, slot tensor + block
     join        the partials of each tensor, in order; then the scalars that depend on them
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 
 from nova.errors import CompileError
 from nova.fusion import readback
-from nova.fusion.kernel import Expr, Index, Kernel, Out, Structured, Tensor, load, rewrite, walk
+from nova.fusion.kernel import Expr, Index, Kernel, Out, Structured, Tensor, expr, load, rewrite, walk
 from nova.mlir import ir
 from nova.schedule.target import GpuTarget
 from nova.tile.builder import Program
@@ -32,6 +33,8 @@ TENSORS = 1 << 15  # at most, in one call
 THREADS = 256
 BLOCKS_PER_SM = 16  # of the elements' launch
 HEAD = 2  # words before the pointers: n, numel
+MIN_BLOCKS = 3  # an SM: 64 registers a thread
+RAGGED = 2  # elements of a thread where a unit is not whole or not aligned
 IN_FLIGHT = 128  # bytes a thread loads before it uses any
 
 
@@ -119,7 +122,7 @@ class _Plan:
         outs = [Out(o.tensor, o.index, self._saving(o.value, late), o.combine, o.init) for o in op.outs]
         self.elements.append(Structured(op.loops, op.reduced, outs))
         for out in outs:
-            if any(n.op == "load" and n.attr[0] in late for n in walk([out.value])):
+            if _reads(out.value, late):
                 raise CompileError(f"kernel @{self.kernel.name}: an update uses a reduction of its own tensor")
             if out.combine is None:
                 continue
@@ -158,9 +161,7 @@ class _Plan:
             if known[node]:
                 memo[node] = node
                 continue
-            args = [replaced(arg) for arg in node.args]
-            place = iter(args)
-            memo[node] = rewrite(_with_args(node, list(place)), lambda _: None)
+            memo[node] = expr(node.op, [replaced(arg) for arg in node.args], node.type, node.attr)
         return replaced(root)
 
     def _is_element(self, tensor: Tensor) -> bool:
@@ -178,10 +179,8 @@ class _Plan:
         return load(tensor, ())
 
 
-def _with_args(node: Expr, args: list[Expr]) -> Expr:
-    from nova.fusion.kernel import expr
-
-    return expr(node.op, args, node.type, node.attr)
+def _reads(root: Expr, tensors: set[Tensor]) -> bool:
+    return any(node.op == "load" and node.attr[0] in tensors for node in walk([root]))
 
 
 # --- what the launches share ------------------------------------------------------------------------------------------
@@ -190,9 +189,9 @@ def _with_args(node: Expr, args: list[Expr]) -> Expr:
 class _Launch:
     """A program with the table's fixed words read."""
 
-    def __init__(self, plan: _Plan, name: str, grid: int, threads: int):
+    def __init__(self, plan: _Plan, name: str, grid: int, threads: int, min_blocks: int = 0):
         self.plan = plan
-        self.program = p = Program(f"{plan.kernel.name}_{name}", 1, (grid, 1, 1), threads)
+        self.program = p = Program(f"{plan.kernel.name}_{name}", 1, (grid, 1, 1), threads, min_blocks)
         self.table = p.args[0]
         self.n = p.load_scalar(self.table, 0, "i64")
         self.count = p.cast(self.n, "i32")
@@ -324,10 +323,16 @@ class _Elements(_Scalars):
 
     def __init__(self, launch: _Launch, number: Operand, layout: NestedLayout):
         super().__init__(launch, number)
-        self.layout = layout
+        self.layout, self.domain = layout, Domain(launch.program, layout)
         self.pointers = {tensor: launch.pointer(tensor, number) for tensor in _streams(launch.plan)}
         self.at: Operand = 0
         self.inside: tuple[Value, Value] | None = None  # (index, mask) where not all of a unit is
+
+    def by_element(self, layout: NestedLayout) -> _Elements:
+        """The same tensor, for units that are not whole or not aligned."""
+        found = copy.copy(self)
+        found.layout, found.domain, found.known = layout, Domain(self.launch.program, layout), dict(self.known)
+        return found
 
     def begin(self, at: Operand, rest: Operand | None = None) -> None:
         """A unit from element `at`; `rest`: elements from there on, if they may be fewer than the unit's."""
@@ -365,7 +370,7 @@ class _Elements(_Scalars):
 
 
 def _elements(plan: _Plan) -> Program:
-    launch = _Launch(plan, "elements", plan.grid, THREADS)
+    launch = _Launch(plan, "elements", plan.grid, THREADS, MIN_BLOCKS)
     p = launch.program
     unit, layout = _unit(plan)
     block = p.program_id(0)
@@ -410,32 +415,38 @@ def _search(launch: _Launch, unit: Operand) -> Value:
 def _tensor(
     launch: _Launch, number: Operand, block: Operand, span: tuple[Operand, Operand], unit: int, layout: NestedLayout
 ) -> None:
-    """The units of one tensor in a block's share: whole ones in vectors if it is aligned, then the others."""
+    """The units of one tensor in a block's share: whole ones in vectors if it is aligned, the others by element."""
     p, plan = launch.program, launch.plan
     numel = p.load_scalar(p.load_pointer(launch.table, 1), p.cast(number, "i64"), "i64")
     first = launch.first(number)
     begin = p.sub(p.max(span[0], first), first)
     end = p.sub(p.min(span[1], launch.first(p.add(number, 1))), first)
     source = _Elements(launch, number, layout)
+    _preload(plan, source)
     whole = p.min(end, p.cast(p.div(numel, unit), "i32"))
     middle = p.max(begin, p.select(_aligned(launch, source), whole, begin))
-    domain = Domain(p, layout)
-    carried = [domain.whole(Part(_start(out), (), memory_element(t.dtype))) for t, out in plan.partials.items()]
+    with p.for_(begin, middle, 1, _starts(plan, source)) as loop:
+        source.begin(p.mul(p.cast(loop.index, "i64"), unit))
+        loop.yield_(_update(plan, source, loop.carried))
 
-    def body(index: Operand, values: list[Value], is_whole: bool) -> list[Value]:
-        at = p.mul(p.cast(index, "i64"), unit)
-        source.begin(at, None if is_whole else p.min(p.sub(numel, at), unit))
-        return _update(plan, source, domain, values)
-
-    _preload(plan, source)
-    with p.for_(begin, middle, 1, carried) as loop:
-        loop.yield_(body(loop.index, loop.carried, True))
-    with p.for_(middle, end, 1, loop.results) as rest:
-        rest.yield_(body(rest.index, rest.carried, False))
+    few = THREADS * RAGGED
+    rest_source = source.by_element(blocked([few], [THREADS // 32], [32]))
+    at = p.mul(p.cast(middle, "i64"), unit)
+    left = p.sub(p.min(p.mul(p.cast(end, "i64"), unit), numel), at)  # negative if a tensor ends before this share
+    left = p.cast(p.max(left, 0), "i32")
+    with p.for_(0, p.cdiv(left, few), 1, _starts(plan, rest_source)) as rest:
+        done = p.mul(rest.index, few)
+        rest_source.begin(p.add(at, p.cast(done, "i64")), p.sub(left, done))
+        rest.yield_(_update(plan, rest_source, rest.carried))
     place = p.cast(p.add(number, block), "i64")
-    for (tensor, out), total in zip(plan.partials.items(), rest.results, strict=True):
-        joined = p.reduce(total, [0], str(out.combine).split(".")[1])
-        p.store_scalar(joined, launch.slot(plan.slots[tensor]), place)
+    for (tensor, out), *parts in zip(plan.partials.items(), loop.results, rest.results, strict=True):
+        joined = [p.reduce(part, [0], str(out.combine).split(".")[1]) for part in parts]
+        p.store_scalar(p.binary(str(out.combine), *joined), launch.slot(plan.slots[tensor]), place)
+
+
+def _starts(plan: _Plan, source: _Elements) -> list[Value]:
+    domain = source.domain
+    return [domain.whole(Part(_start(out), (), memory_element(t.dtype))) for t, out in plan.partials.items()]
 
 
 def _start(out: Out) -> float | int:
@@ -460,16 +471,16 @@ def _aligned(launch: _Launch, source: _Elements) -> Value:
     return p.compare("eq", p.int_op("andi", p.scalar(bits, "i64"), 15), 0)
 
 
-def _update(plan: _Plan, source: _Elements, domain: Domain, carried: list[Value]) -> list[Value]:
+def _update(plan: _Plan, source: _Elements, carried: list[Value]) -> list[Value]:
     """All ops on one unit; what they store is stored at the end. Returns the reductions so far."""
+    domain = source.domain
     evaluator = Evaluator(domain, source)
-    p = domain.program
     sums = dict(zip(plan.partials, carried, strict=True))
     pending: list[tuple[Tensor, Value]] = []
     for op in plan.elements:
         for out, part in zip(op.outs, evaluator.emit([out.value for out in op.outs]), strict=True):
             if out.combine is not None:
-                sums[out.tensor] = _combine(source, domain, out, sums[out.tensor], part)
+                sums[out.tensor] = _combine(source, out, sums[out.tensor], part)
                 continue
             source.known[out.tensor] = part
             if out.tensor.kind == "out":
@@ -479,9 +490,9 @@ def _update(plan: _Plan, source: _Elements, domain: Domain, carried: list[Value]
     return [sums[tensor] for tensor in plan.partials]
 
 
-def _combine(source: _Elements, domain: Domain, out: Out, total: Value, part: Part) -> Value:
-    p = domain.program
-    value = domain.whole(part)
+def _combine(source: _Elements, out: Out, total: Value, part: Part) -> Value:
+    p = source.domain.program
+    value = source.domain.whole(part)
     if source.inside is not None:
         value = p.select(source.inside[1], value, _start(out))
     return p.binary(str(out.combine), total, value)
