@@ -1,7 +1,7 @@
 """Running combinations along one dimension of a tile, in order of the index.
 
     registers   a run of neighbouring elements is combined one after the other
-    lanes       %y = nvvm.shfl.sync up %total, 1, 2, 4, ..: the runs of the lanes before; the last lane has the group's total
+    lanes       %y = nvvm.shfl.sync up %total, 1, 2, 4, ..: the lanes before; the last lane has the total of all
     groups      what the thread holds of later rounds is combined with the totals of the rounds before
     warps       totals meet in shared memory; each warp combines those of the warps before it
 
