@@ -1,7 +1,8 @@
 """An attention op as plain data: what schedules and code generators of every target read of it.
 
-%o, %l = nova.online_attention(%qkv, %qkv, %qkv, .., %into_o, %into_l)      ->      Attention(batch=8, heads=12, ..,
-    {q_access = [0, T*3C, D, 3C, 1], ..}                                               accesses={"q": Access(0, ..), ..})
+%o, %l = nova.online_attention(%qkv, %qkv, %qkv, .., %into_o, %into_l) {q_access = [0, T*3C, D, 3C, 1], ..}
+  ->
+Attention(batch=8, heads=12, .., accesses={"q": Access(argument=0, offset=0, strides=(T*3C, D, 3C, 1)), ..})
 """
 
 from __future__ import annotations

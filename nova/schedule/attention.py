@@ -9,6 +9,7 @@ panel's queries, outputs and scores; on a GPU it is registers a thread and share
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,6 +80,10 @@ class AttentionSchedule:
     shared_bytes: int = 0  # a block (GPU); first-level working set (CPU)
     seconds: float = 0.0
     reasons: tuple[str, ...] = ()
+    hold: bool = False  # GPU: the rows' operands stay in registers
+    resident: int = 0  # GPU: blocks an SM
+    key_half: tuple[int, ...] = ()  # GPU backward: rows, columns, threads, stages, hold, resident of dK and dV
+    key_launches: int = 1  # dK and dV together or one after the other
 
     @property
     def panels(self) -> int:
@@ -133,9 +138,8 @@ def register_rows(target: CpuTarget) -> int:
 def _cpu_serial(problem: AttentionProblem, target: CpuTarget, halves: bool) -> float:
     """Seconds on one core: contractions at the FMA rate, then exponentials at two vector operations a clock."""
     compute = "f64" if problem.dtype == "f64" else "f32"
-    clock = target.core_peak(compute) / (4 * target.lanes(compute))
     contractions = problem.flops(halves) / (target.core_peak(compute) * CPU_EFFICIENCY)
-    return contractions + problem.pairs / target.lanes(compute) * EXP_OPERATIONS / 2 / clock
+    return contractions + problem.pairs / target.lanes(compute) * EXP_OPERATIONS / 2 / target.clock
 
 
 def _cpu(problem: AttentionProblem, target: CpuTarget) -> AttentionSchedule:
@@ -181,50 +185,130 @@ def _cpu(problem: AttentionProblem, target: CpuTarget) -> AttentionSchedule:
 
 # --- GPU -------------------------------------------------------------------------------------------------------------
 
-GPU_BLOCKS = ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (64, 32), (32, 32), (16, 16))
-THREAD_OVERHEAD = 48  # registers for addresses, statistics, masks and operand fragments in flight
+CHUNK = 16  # rows and columns that tensor cores take at once; head dims are padded to whole chunks
+STEP_CLOCKS = 250  # of a block's step that nothing of its own hides: barrier, arrival of copies, reductions of rows
+THREAD_OVERHEAD = 48  # registers for addresses, masks and what the compiler keeps in flight
+MMA_SYNC_SHARE = 0.64  # of the tensor peak, on boards whose peak takes warpgroup instructions
+CONVERSIONS_PER_CLOCK = 64  # of float32 to TF32, one SM
+VECTOR_OPERATIONS = 8  # a score, beside its exponential
+LANES_PER_CLOCK = 128  # one SM
+Program = Literal["forward", "query", "key"]
 
 
-def _gpu_ledger(
-    problem: AttentionProblem, block_queries: int, block_keys: int, warps: int, stages: int
-) -> tuple[int, int]:
-    """(registers a thread, shared bytes a block). Backward: the larger of its halves, dk and dv with S and dP."""
+def operand_width(dtype: str) -> int:
+    """Columns of the right operand that are in registers at a time."""
+    return 64 if ELEMENT_BYTES[dtype] <= 2 else 32
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """One candidate for one program: a block owns `rows`, walks `columns`; its warps split the rows."""
+
+    program: Program
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+    hold: bool  # the rows' operands stay in registers
+    launches: int = 1  # key half: dV and dK together or one after the other
+
+    @property
+    def warp_rows(self) -> int:
+        return self.rows // self.warps
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A candidate with what it needs and takes."""
+
+    tile: _Tile
+    registers: int
+    shared: int
+    resident: int
+    seconds: float
+    reasons: tuple[str, ...]
+
+
+def _dims(problem: AttentionProblem) -> tuple[int, int]:
+    return _round_up(max(problem.dim, 1), CHUNK), _round_up(max(problem.value_dim, 1), CHUNK)
+
+
+def _splits(problem: AttentionProblem) -> int:
+    """Operands a contraction has in place of one: f32 that may not be rounded is the sum of two TF32 numbers."""
+    return 2 if problem.dtype == "f32" and not problem.tf32 else 1
+
+
+def _registers(problem: AttentionProblem, tile: _Tile) -> int:
+    """32-bit registers a thread: accumulators, operands that stay, operands in flight."""
+    dim, value_dim = _dims(problem)
+    words = ELEMENT_BYTES[problem.dtype] / 4 * _splits(problem)  # a value as an operand
+    accumulators = {"forward": value_dim, "query": dim, "key": dim + value_dim}[tile.program]
+    if tile.launches > 1:
+        accumulators = max(dim, value_dim)
+    scores = tile.columns + CHUNK if tile.program == "forward" else 2 * CHUNK  # and their sum; and their gradient
+    own = 0.0
+    if tile.hold:
+        own = (dim if tile.program == "forward" else dim + value_dim) * words
+    per_row = accumulators + scores + own + CHUNK * words
+    flight = CHUNK * min(operand_width(problem.dtype), max(dim, value_dim)) * words / 32
+    return int(tile.warp_rows * per_row / 32 + flight) + THREAD_OVERHEAD
+
+
+def _shared(problem: AttentionProblem, tile: _Tile) -> int:
+    """Bytes a block: its own rows, the columns in flight, and the key half's statistics of queries."""
+    dim, value_dim = _dims(problem)
     size = ELEMENT_BYTES[problem.dtype]
-    dim, value_dim = _round_up(problem.dim, 16), _round_up(problem.value_dim, 16)
-    threads = 32 * warps
-    scores = block_queries * block_keys
-    if problem.direction == "forward":
-        # O and S accumulate in f32; P is S rounded to the operand type, held until PV has read it
-        registers = (block_queries * value_dim + scores + scores * size // 4) // threads
-        shared = (block_queries * dim + stages * block_keys * (dim + value_dim)) * size
-    else:
-        registers = (block_keys * (dim + value_dim) + 2 * scores + scores * size // 4) // threads
-        shared = (block_keys * (dim + value_dim) + stages * block_queries * (dim + value_dim)) * size
-        shared += scores * size  # dS passes through shared memory to change its layout
-    return registers + THREAD_OVERHEAD, shared
+    own = dim if tile.program == "forward" else dim + value_dim
+    walked = tile.columns * (dim + value_dim) * size
+    if tile.program == "key":
+        walked += 3 * tile.columns * 4
+    return tile.rows * own * size + tile.stages * walked
 
 
-def _gpu(problem: AttentionProblem, target: GpuTarget) -> AttentionSchedule:
-    best: AttentionSchedule | None = None
-    for block_queries, block_keys in GPU_BLOCKS:
-        for warps in (4, 8) if block_queries >= 128 else (4,) if block_queries >= 64 else (1,):
-            for stages in (2, 1):
-                plan = _gpu_plan(problem, target, block_queries, block_keys, warps, stages)
-                if plan and (best is None or plan.seconds < best.seconds):
-                    best = plan
-    if best is None:
-        raise ValueError(
-            f"attention with head dims {problem.dim} and {problem.value_dim} does not fit {target.name}: "
-            f"{target.smem_block} bytes of shared memory a block"
-        )
-    return best
+def _steps(problem: AttentionProblem, tile: _Tile) -> int:
+    """Blocks of columns that all blocks of one head visit: half-masked ones count in full."""
+    rows, columns = (problem.queries, problem.keys)[:: -1 if tile.program == "key" else 1]
+    blocks, across = max(-(-rows // tile.rows), 1), max(-(-columns // tile.columns), 1)
+    if not problem.causal:
+        return blocks * across
+    if tile.program == "key":
+        return sum(max(across - i * tile.rows // tile.columns, 0) for i in range(blocks))
+    return sum(min(-(-(i + 1) * tile.rows // tile.columns), across) for i in range(blocks))
 
 
-def _gpu_plan(
-    problem: AttentionProblem, target: GpuTarget, block_queries: int, block_keys: int, warps: int, stages: int
-) -> AttentionSchedule | None:
-    registers, shared = _gpu_ledger(problem, block_queries, block_keys, warps, stages)
-    threads = 32 * warps
+def _clocks(problem: AttentionProblem, target: GpuTarget, tile: _Tile) -> dict[str, float]:
+    """What one step takes of each unit of an SM."""
+    dim, value_dim = _dims(problem)
+    size, splits = ELEMENT_BYTES[problem.dtype], _splits(problem)
+    pairs = tile.rows * tile.columns
+    walked = tile.columns * (dim + value_dim)  # elements; each is a right operand once forward, twice in the key half
+    contractions, reads = {
+        "forward": (dim + value_dim, walked), "query": (2 * dim + value_dim, walked + tile.columns * dim),
+        "key": (2 * (dim + value_dim), 2 * walked),
+    }[tile.program]  # fmt: skip
+    if tile.launches > 1:
+        contractions += dim
+    reads *= tile.warps
+    if not tile.hold:
+        again = 1 if tile.program == "forward" else tile.columns // CHUNK
+        reads += tile.rows * (dim if tile.program == "forward" else dim + value_dim) * again
+    key = "tf32" if problem.dtype == "f32" else problem.dtype
+    peak = target.peak.get(key, target.peak["f32"]) * (MMA_SYNC_SHARE if target.has_wgmma else 1.0)
+    tensor = 2.0 * pairs * contractions * (3 if splits == 2 else 1) / (peak / target.sms / target.clock)
+    conversions = reads * splits / CONVERSIONS_PER_CLOCK if problem.dtype == "f32" else 0.0
+    arithmetic = pairs * VECTOR_OPERATIONS + (tile.rows * value_dim if tile.program == "forward" else 0)
+    return {
+        "tensor cores": tensor,
+        "shared memory": (reads + walked) * size / target.smem_bytes_clock,
+        "exponentials": pairs / EXP_PER_CLOCK + conversions,
+        "arithmetic": arithmetic / LANES_PER_CLOCK,
+        "second-level cache": walked * size * target.sms * target.clock / (target.l2_bandwidth or target.bandwidth * 3),
+    }
+
+
+def _gpu_plan(problem: AttentionProblem, target: GpuTarget, tile: _Tile) -> _Plan | None:
+    registers, shared = _registers(problem, tile), _shared(problem, tile)
+    threads = 32 * tile.warps
     if registers > target.registers_thread or shared > target.smem_block:
         return None
     resident = min(
@@ -235,29 +319,67 @@ def _gpu_plan(
     )
     if resident < 1:
         return None
-    halves = problem.direction == "backward"
-    rows = problem.queries if problem.direction == "forward" else problem.keys
-    rows_block = block_queries if problem.direction == "forward" else block_keys
-    blocks = problem.batch * problem.heads * max(-(-rows // rows_block), 1)
-    # whole tiles are computed: ragged edges and half-masked diagonal tiles count in full
-    waste = _round_up(max(problem.queries, 1), block_queries) * _round_up(max(problem.keys, 1), block_keys)
-    waste_factor = waste / max(problem.queries * problem.keys, 1)
-    rate = target.peak.get("tf32" if problem.dtype == "f32" else problem.dtype, target.peak["f32"])
-    tensor = problem.flops(halves) * waste_factor / (rate * TENSOR_EFFICIENCY)
-    exponentials = problem.pairs * waste_factor * (2 if halves else 1) / (EXP_PER_CLOCK * target.sms * target.clock)
-    # one resident block cannot overlap its softmax with another's contractions
-    overlap = max(tensor, exponentials) if resident > 1 else tensor + exponentials
-    slots = resident * target.sms
-    waves = -(-blocks // slots) * slots / max(blocks, 1)
-    wait = 1.0 if stages > 1 or resident > 2 else 1.3  # nothing hides the copy of the next key block
-    seconds = max(overlap * waves * wait, problem.bytes / target.bandwidth) + target.launch_seconds
+    rows, heads = problem.queries, problem.heads
+    if tile.program == "key":
+        rows, heads = problem.keys, problem.kv_heads
+    heads = max(problem.batch * heads, 1)
+    group = max(problem.heads // problem.kv_heads, 1) if tile.program == "key" else 1
+    blocks = heads * max(-(-rows // tile.rows), 1)
+    clocks = _clocks(problem, target, tile)
+    # a scheduler with one warp uses one unit after the other; more warps overlap them
+    busy, serial = max(clocks.values()), sum(clocks.values()) + STEP_CLOCKS
+    step = busy + (serial - busy) / max(min(resident, -(-blocks // target.sms)) * tile.warps / 4, 1.0)
+    wait = 1.0 if tile.stages > 1 or resident > 2 else 1.3  # nothing hides the copy of the next block
+    spread = -(-blocks // target.sms) * target.sms / blocks  # the busiest SM's share, of an even one
+    total = heads * group * _steps(problem, tile) * step / target.sms / target.clock / TENSOR_EFFICIENCY
+    seconds = max(total * wait * min(spread, 4.0), problem.bytes / target.bandwidth)
+    unit = max(clocks, key=lambda name: clocks[name])
     reasons = (
-        f"{registers} registers a thread, {shared} bytes of shared memory: {resident} blocks an SM",
-        f"{blocks} blocks on {slots} slots: {waves:.2f} of the time an even spread would take",
-        f"tensor cores {tensor * 1e6:.1f} us, exponentials {exponentials * 1e6:.1f} us, "
-        + ("overlapped" if resident > 1 else "one after the other"),
+        f"{tile.program}: {tile.rows} x {tile.columns}, {tile.warps} warps, {tile.stages} stages: {registers} registers "
+        f"a thread, {shared} bytes of shared memory: {resident} blocks an SM",
+        f"{tile.program}: {blocks} blocks on {target.sms} SMs, {step:.0f} clocks a step, bound by {unit} "
+        f"({clocks[unit]:.0f})" + ("; the rows' operands stay in registers" if tile.hold else ""),
     )
+    return _Plan(tile, registers, shared, resident, seconds * tile.launches**0.25, reasons)
+
+
+def _gpu_tiles(program: Program) -> Iterator[_Tile]:
+    for warps in (4, 8, 2, 1):
+        for warp_rows in (16, 32):
+            for columns in (64, 32, 16):
+                for stages in (2, 1):
+                    for hold in (True, False):
+                        for launches in (1, 2) if program == "key" else (1,):
+                            yield _Tile(program, warps * warp_rows, columns, warps, stages, hold, launches)
+
+
+def _gpu_best(problem: AttentionProblem, target: GpuTarget, program: Program) -> _Plan:
+    plans = (_gpu_plan(problem, target, tile) for tile in _gpu_tiles(program))
+    best = min((plan for plan in plans if plan), key=lambda plan: plan.seconds, default=None)
+    if best is None:
+        raise ValueError(
+            f"attention with head dims {problem.dim} and {problem.value_dim} does not fit {target.name}: "
+            f"{target.smem_block} bytes of shared memory a block"
+        )
+    return best
+
+
+def _gpu(problem: AttentionProblem, target: GpuTarget) -> AttentionSchedule:
+    """The fastest tiles by what a step takes of tensor cores, shared memory and exponentials."""
+    backward = problem.direction == "backward"
+    rows = _gpu_best(problem, target, "query" if backward else "forward")
+    plans = [rows]
+    if backward:
+        plans.append(_gpu_best(problem, target, "key"))
+    key = plans[1] if backward else None
+    half = () if key is None else (
+        key.tile.rows, key.tile.columns, 32 * key.tile.warps, key.tile.stages, int(key.tile.hold), key.resident,
+    )  # fmt: skip
+    tile = rows.tile
     return AttentionSchedule(
-        "mma_sync", block_queries, block_keys, block_queries // warps, threads, halves, stages, registers, shared,
-        seconds, reasons,
+        "mma_sync", tile.rows, tile.columns, tile.warp_rows, 32 * tile.warps, backward, tile.stages,
+        max(plan.registers for plan in plans), max(plan.shared for plan in plans),
+        sum(plan.seconds for plan in plans) + len(plans) * target.launch_seconds,
+        tuple(reason for plan in plans for reason in plan.reasons), tile.hold, rows.resident, half,
+        1 if key is None else key.tile.launches,
     )  # fmt: skip

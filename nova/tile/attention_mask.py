@@ -1,0 +1,176 @@
+"""What happens to a chunk of scores between the two contractions: scale, masks, causality, dropout.
+
+A chunk is [queries, 16 keys] or, in the key half of backward, [keys, 16 queries]; which, `query_dim` says. Scores count in
+base 2. Excluded ones are the finite EXCLUDED, below the START of a running maximum, so they come out of exp2 as exact
+zeros and a row that sees no key ends with sum 0: output and gradients 0, log-sum-exp -inf.
+
+A float mask may hold huge negative numbers instead of -inf. A row with nothing else has no room for log(sum) beside its
+maximum in one float, so such values are snapped to -FLOOR, and the row's statistic is stored as -(FLOOR + sum * UNIT),
+which the backward pass takes apart.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from nova.fusion.attention_form import LOG2_E, Access, Attention
+from nova.tile import philox
+from nova.tile.attention_tiles import access_vector, is_wide, place
+from nova.tile.builder import Program
+from nova.tile.expressions import Domain, Part
+from nova.tile.layout import NestedLayout
+from nova.tile.text import Operand, Value
+
+EXCLUDED, START = -1e30, -9e29
+THRESHOLD, FLOOR, UNIT = 2.0**22, 2.0**40, 2.0**17  # powers of two, so all sums with them are exact
+FAST = "fastmath = #arith.fastmath<afn>"
+
+
+def exp2(p: Program, x: Value) -> Value:
+    """2^x by the hardware's approximation; zero for what underflows."""
+    return p.unary("math.exp2", x, attrs=FAST)
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where a chunk lies: its head, and the query and key of its corner."""
+
+    batch: Operand
+    head: Operand
+    query: Operand
+    key: Operand
+
+
+def has_floor(op: Attention) -> bool:
+    """Whether a row's statistic may be in the split form that float masks need."""
+    return op.has("mask") and op["mask"].dtype != "i1"
+
+
+class Scores:
+    """Turns a program's chunks of dot products into base-2 scores, and knows which probabilities dropout keeps."""
+
+    def __init__(self, p: Program, op: Attention, layout: NestedLayout, query_dim: int):
+        self.p, self.op, self.layout, self.query_dim = p, op, layout, query_dim
+        self.floor = has_floor(op)
+        # the scale joins the exponent's multiply-add where nothing is added to the scores
+        self.folded = not self.floor and 1e-6 < op.factor < 1e6
+        self.factor = op.factor if self.folded else 1.0
+        self.key, self.query = p.iota(1 - query_dim, layout), p.iota(query_dim, layout)
+        self.lead = p.binary("arith.subi", self.key, self.query) if op.causal else None
+        if op.dropout_p:
+            self._prepare_dropout()
+
+    def masked(self, scores: Value, spot: Spot, edge: bool) -> Value:
+        """Scores with masks applied; `edge`: the chunk may reach over the diagonal or the last key."""
+        p, op = self.p, self.op
+        if not self.folded:
+            scores = p.binary("arith.mulf", scores, op.factor)
+        excluded = EXCLUDED / self.factor
+        if op.has("mask"):
+            scores = self._apply_mask(scores, spot, excluded)
+        if not edge:
+            return scores
+        visible = []
+        if op.causal:
+            visible.append(p.cmp("sle", self.lead, p.sub(spot.query, spot.key)))  # type: ignore[arg-type]
+        if not op.has("mask") and not (op.causal and op.keys >= op.queries):
+            visible.append(p.cmp("slt", self.key, p.sub(op.keys, spot.key)))
+        for condition in visible:
+            scores = p.select(condition, scores, excluded)
+        return scores
+
+    def exponential(self, scores: Value, base: Value, lift: Value | None = None) -> Value:
+        """2^(score - base): the probability, for a row's log-sum-exp; `base` is [rows] or [columns] of the chunk."""
+        p = self.p
+        if lift is not None:
+            scores = p.binary("arith.addf", scores, self.spread(lift))
+        if not self.folded:
+            return exp2(p, p.binary("arith.subf", scores, self.spread(base)))
+        return exp2(p, p.fma(scores, self.factor, self.spread(p.unary("arith.negf", base))))
+
+    def spread(self, statistic: Value) -> Value:
+        """One number a query, over the chunk."""
+        return self.p.expand(statistic, [1 - self.query_dim], self.layout)
+
+    def _apply_mask(self, scores: Value, spot: Spot, excluded: float) -> Value:
+        p, access = self.p, self.op["mask"]
+        boolean = access.dtype == "i1"
+        entry = self._entries(access, spot, 0 if boolean else -math.inf)
+        if boolean:
+            return p.select(entry, scores, excluded)
+        entry = p.convert(entry, "f32")
+        bias = p.binary("arith.mulf", entry, LOG2_E)
+        value = p.binary("arith.addf", scores, bias)
+        value = p.select(p.cmp("olt", bias, -THRESHOLD), -FLOOR, value)
+        return p.select(p.cmp("oeq", entry, -math.inf), excluded, value)
+
+    def _entries(self, access: Access, spot: Spot, fill: float) -> Value:
+        """The mask under the chunk; `fill` beyond the last query or key."""
+        flip = slice(None, None, -1 if self.query_dim else 1)
+        offsets, strides = (spot.query, spot.key)[flip], access.strides[2:][flip]
+        extents = (self.op.queries, self.op.keys)[flip]
+        pairs = self.query_dim == 0 and access_vector(access, self.op.keys) % 2 == 0
+        return self.p.load(
+            self.p.args[access.argument], place(self.p, access, spot.batch, spot.head), offsets, access.dtype,
+            self.layout, strides=strides, extents=extents, vector=2 if pairs else 1, fill=fill,
+            wide=is_wide(strides, extents),
+        )  # fmt: skip
+
+    # --- dropout ---
+
+    def _prepare_dropout(self) -> None:
+        p, op = self.p, self.op
+        self.domain = Domain(p, self.layout)
+        seed = p.load_scalar(p.args[op["seed"].argument], p.scalar(op["seed"].offset, "i64"), "i64")
+        self.keys = philox.round_keys(self.domain, Part(seed, (), "i64"))
+        key, query = (p.convert(x, "i64") for x in (self.key, self.query))
+        self.element = p.binary("arith.addi", p.binary("arith.muli", query, op.keys), key)
+
+    def kept(self, spot: Spot) -> Value:
+        """1 / (1 - p) where dropout keeps a probability, else 0: decided by its number in [B, H, T, S]."""
+        p, op = self.p, self.op
+        row: Operand = p.add(p.mul(p.cast(spot.batch, "i64"), op.heads), p.cast(spot.head, "i64"))
+        row = p.add(p.mul(row, op.queries), p.cast(spot.query, "i64"))
+        first = p.add(p.mul(row, op.keys), p.cast(spot.key, "i64"))
+        element = p.binary("arith.addi", self.element, p.scalar(first, "i64"))
+        word = philox.any_elements(self.domain, self.keys, Part(element, (0, 1), "i64"), op.stream)
+        uniform = p.binary("arith.shrui", self.domain.whole(word), 8)
+        factor = 1.0 / (1.0 - op.dropout_p) if op.dropout_p < 1 else 0.0
+        keep = p.cmp("sge", uniform, math.ceil(_as_f32(op.dropout_p) * 2**24))
+        return p.select(keep, p.scalar(factor, "f32"), p.scalar(0.0, "f32"))
+
+
+def _as_f32(number: float) -> float:
+    """The f32 nearest to `number`: uniform numbers are compared in f32."""
+    return struct.unpack("f", struct.pack("f", number))[0]
+
+
+def log_sum_exp(p: Program, op: Attention, most: Value, total: Value) -> Value:
+    """What forward saves of rows: their natural log-sum-exp, -inf for a row that saw no key."""
+    value = p.fma(most, math.log(2.0), p.unary("math.log", total))
+    if has_floor(op):
+        packed = p.binary("arith.subf", p.scalar(-FLOOR, "f32"), p.binary("arith.mulf", total, UNIT))
+        value = p.select(p.cmp("ole", most, -FLOOR / 2), packed, value)
+    return p.select(p.cmp("oeq", total, 0.0), -math.inf, value)
+
+
+def bases(p: Program, op: Attention, statistic: Value) -> tuple[Value, Value | None]:
+    """(base-2 log-sum-exp, what to add to the row's scores first) from what forward saved."""
+    # an empty row: every score is EXCLUDED, and exp2 gives 0 with any finite base
+    value = p.select(p.cmp("oeq", statistic, -math.inf), 0.0, statistic)
+    base = p.binary("arith.mulf", value, LOG2_E)
+    if not has_floor(op):
+        return base, None
+    floored = p.cmp("ole", value, -FLOOR / 2)
+    total = p.binary("arith.mulf", p.binary("arith.subf", p.unary("arith.negf", value), FLOOR), 1.0 / UNIT)
+    total = p.select(floored, total, 1.0)
+    return p.select(floored, p.unary("math.log2", total), base), p.select(floored, FLOOR, 0.0)
+
+
+def splat_like(p: Program, value: Any, like: Value) -> Value:
+    """A tile held as `like` is, all of one number."""
+    assert like.shape is not None
+    return p.splat(value, like.shape, like.element, like.layout)
