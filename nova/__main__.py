@@ -73,12 +73,13 @@ def ops() -> None:
 @app.command()
 def schedule(m: int, n: int, k: int, dtype: str = "f32", target: str = "cpu") -> None:
     """The Analytic Configurator's choice for an M x N x K contraction, with its reasons."""
+    from nova.errors import NovaError
     from nova.schedule.contraction import row_major, schedule_contraction
     from nova.schedule.target import ELEMENT_BYTES, by_name
 
     try:
         chosen = by_name(target)
-    except ValueError as error:
+    except NovaError as error:
         raise typer.BadParameter(str(error), param_hint="--target") from None
     if dtype not in chosen.peak or dtype not in ELEMENT_BYTES:
         raise typer.BadParameter(f"{target} has rates for {', '.join(chosen.peak)}", param_hint="--dtype")

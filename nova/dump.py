@@ -4,6 +4,7 @@
                       10-nova.mlir, 11-simplify.mlir ...  level 1, and the outlined step
                       fusion.txt                          what shares a kernel, and why not
                       kernels/<name>/20-outline-kernels.mlir ... 25-configure.mlir, 30-llvm.ll
+                                     26-tile-program.mlir, 27-distribute.mlir, 31-kernel.ptx for a GPU
                       memory.txt                          the plan of the arena
 
 Every file is written when its text is made, so that a crash in the compiler leaves what came before it.
@@ -59,8 +60,12 @@ class StepDump:
         for stage, module in pipeline.lower_kernel(kernel.text, target):
             stages[stage] = str(module)
 
-    def code(self, kernel: str, llvm_ir: str) -> None:
-        write(self.folder / "kernels" / kernel / "30-llvm.ll", llvm_ir)
+    def code(self, kernel: Kernel) -> None:
+        """What the kernel became: LLVM IR for the host, PTX for a GPU."""
+        folder = self.folder / "kernels" / kernel.name
+        write(folder / "30-llvm.ll", kernel.llvm_ir)
+        if ptx := getattr(kernel.code, "ptx", ""):
+            write(folder / "31-kernel.ptx", ptx)
 
 
 def write(file: Path, text: str) -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -62,13 +62,16 @@ class Captured:
     def lower(self, target: str = "cpu") -> Lowered:
         """Levels 1 to 3 for a target that need not be in this machine."""
         from nova import pipeline
+        from nova.runtime import placement
         from nova.schedule import target as targets
 
         clock = pipeline.Clock(None)
         snapshots: dict[str, str] = {}
         chosen = targets.by_name(target)
+        device = placement.device_of(self.step)
+        runs = device.startswith("cuda") and targets.by_name(device) == chosen
         module, decisions = pipeline.lower_step(self.step, chosen, self.options, clock, snapshots)
-        return Lowered(self, chosen, module, decisions.decisions(), snapshots)
+        return Lowered(self, chosen, module, decisions.decisions(), snapshots, device if runs else None)
 
 
 ORDER = ("kind", "intrinsic", "workgroup", "reduction", "subgroup", "block_queries", "block_keys", "vector", "threads")
@@ -118,6 +121,7 @@ class Lowered:
     module: Any
     decisions: list[Any]
     snapshots: dict[str, str]
+    device: str | None = None  # where it can run here; None: code for another machine
 
     def as_text(self, level: str = "outline-kernels") -> str:
         """The step after a stage ("nova", "simplify", "form-dispatches", ...), or a kernel's level "kernel:stage"."""
@@ -144,10 +148,9 @@ class Lowered:
         """Machine code and the memory plan."""
         from nova import pipeline
 
-        if self.target.is_gpu:
-            raise NovaError(f"machine code is made for CPUs: for {self.target.name}, levels 1 to 3 are all there is")
         step = self.captured
-        return Compiled(self, pipeline.compile_step(step.step, self.target, step.options))
+        device = "cpu" if not self.target.is_gpu else self.device
+        return Compiled(self, pipeline.compile_step(step.step, self.target, step.options, device=device))
 
 
 @dataclass
@@ -158,11 +161,33 @@ class Compiled:
     compilation: Compilation
 
     def as_text(self, kernel: str) -> str:
-        """LLVM IR of a kernel."""
+        """Code of a kernel: PTX for a GPU, else LLVM IR."""
+        found = self._kernel(kernel)
+        return found.code.ptx or found.llvm_ir
+
+    def ptx(self, kernel: str) -> str:
+        """Assembly text of a kernel for a GPU."""
+        return self._kernel(kernel).code.ptx
+
+    def cubin(self, kernel: str) -> bytes:
+        """Machine code of a kernel for a GPU; empty where there is no ptxas."""
+        return self._kernel(kernel).code.cubin
+
+    def launches(self, kernel: str) -> list[dict[str, Any]]:
+        """Every launch of a kernel on a GPU: symbol, grid, threads, shared bytes, and what ptxas says of it."""
+        code = self._kernel(kernel).code
+        resources = code.resources or [{}] * len(code.launches)
+        return [{**asdict(launch), **used} for launch, used in zip(code.launches, resources, strict=True)]
+
+    @property
+    def kernels(self) -> list[str]:
+        return [k.name for k in self.compilation.kernels]
+
+    def _kernel(self, name: str) -> Kernel:
         for k in self.compilation.kernels:
-            if k.name == kernel:
-                return k.llvm_ir
-        raise NovaError(f"no kernel {kernel!r}; kernels: {', '.join(k.name for k in self.compilation.kernels)}")
+            if k.name == name:
+                return k
+        raise NovaError(f"no kernel {name!r}; kernels: {', '.join(self.kernels)}")
 
     def memory_analysis(self) -> Memory:
         """What the step needs beside its state, and where the arena's bytes are."""
@@ -171,20 +196,33 @@ class Compiled:
 
 def scheduled(kernel: KernelText | Kernel, target: Any) -> ScheduledKernel:
     """Lowers one kernel to level 3 here, keeping the text after every stage."""
-    from nova import pipeline
     from nova.fusion import outline
     from nova.mlir import context
     from nova.schedule import config
 
     levels = {"outline-kernels": kernel.text}
     schedule: dict[str, Any] = {}
-    for stage, module in pipeline.lower_kernel(kernel.text, target):
+    for stage, module in _stages(kernel.text, target):
         levels[stage] = str(module)
         with context():
             for function in outline.kernel_functions(module):
                 schedule = config.plain(function.operation) or schedule
     predicted = schedule.get("predicted_seconds") or None  # a kernel over a list of tensors predicts nothing
     return ScheduledKernel(kernel.name, kernel.kind, kernel.calls, schedule, predicted, levels)
+
+
+def _stages(text: str, target: Any) -> Iterator[tuple[str, Any]]:
+    """Every stage of a kernel; on a GPU up to the last that has code for it."""
+    from nova import pipeline
+
+    stages = pipeline.lower_kernel(text, target)
+    for stage in pipeline.kernel_stages(target):
+        try:
+            yield next(stages)
+        except NovaError:
+            if stage.device == "any":
+                raise
+            return
 
 
 def print_kernels(kernels: Sequence[Kernel], target: Any) -> None:
@@ -287,8 +325,10 @@ def explain(step: Callable[..., Any], *args: Any, measure: bool = False, **kwarg
 
     With `measure`, each kernel is also timed where it runs, on copies of the inputs.
     """
+    from nova.runtime import placement
+
     captured = capture(step, *args, **kwargs)
-    lowered = captured.lower("cpu")
+    lowered = captured.lower(placement.device_of(captured.step))
     compiled = lowered.compile()
     if measure:
         _measure(lowered, compiled.compilation.executable)

@@ -70,6 +70,9 @@ class disable:
 
 def synchronize() -> None:
     """Waits for every compiled step and raises what one of them found. On a CPU a step is finished when it returns."""
+    found = sys.modules.get("nova.runtime.device_executable")
+    if found is not None:
+        found.synchronize()
 
 
 @overload
@@ -284,15 +287,18 @@ class Step:
             return Variant(capture, Interpreted(capture.step))
         from nova import pipeline
         from nova.dump import StepDump
+        from nova.runtime import placement
         from nova.schedule import target
 
+        device = placement.device_of(capture.step)
+        chosen = target.by_name(device)
         self.compilations += 1
         dump = StepDump.of(self.name)
-        compilation = pipeline.compile_step(capture.step, target.host(), self.options, progress, dump)
+        compilation = pipeline.compile_step(capture.step, chosen, self.options, progress, dump, device)
         if knobs.debug >= 2:
             from nova import inspect
 
-            inspect.print_kernels(compilation.kernels, target.host())
+            inspect.print_kernels(compilation.kernels, chosen)
         return Variant(capture, compilation.executable, compilation)
 
     # -- notices

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from nova.config import Options
     from nova.dump import StepDump
     from nova.mlir import ir
-    from nova.runtime.executable import Executable
-    from nova.schedule.target import CpuTarget, Target
+    from nova.runtime.executable import Executable, PlannedStep
+    from nova.schedule.target import Target
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
@@ -38,10 +38,13 @@ class Stage:
     module: str
     allows: tuple[str, ...]  # dialects that may remain afterwards
     optional: bool = False  # NOVA_DISABLE may leave it out: the step is the same without it, and slower
+    device: Literal["any", "gpu"] = "any"  # the targets that it is for; a CPU's code is made from level 3 by nova.cpu
 
 
 _NOVA = ("builtin", "func", "nova")
 _LINALG = (*_NOVA, "arith", "linalg", "math", "tensor")
+_TILE = ("arith", "builtin", "func", "math", "memref", "nova_tile", "scf", "ub", "vector")
+_SIMT = ("arith", "builtin", "gpu", "llvm", "math", "nvgpu", "nvvm", "scf", "ub", "vector")
 
 STAGES: tuple[Stage, ...] = (
     # level 1: the step as the user wrote it, then cheaper and still the same
@@ -60,6 +63,11 @@ STAGES: tuple[Stage, ...] = (
     Stage("fold-epilogue", 2, "kernel", "nova.fusion.epilogue", _LINALG),
     # level 3: every kernel carries its schedule
     Stage("configure", 3, "kernel", "nova.schedule.annotate", _LINALG),
+    # level 4: one program a block of threads, on tiles with layouts; level 5: one a thread
+    Stage("tile-program", 4, "kernel", "nova.tile.generate", _TILE, device="gpu"),
+    Stage("distribute", 5, "kernel", "nova.gpu.distribute", _SIMT, device="gpu"),
+    # level 6: assembly text; the last stage of `python -m nova opt`
+    Stage("to-ptx", 6, "kernel", "nova.gpu.compile", (), device="gpu"),
 )
 BY_NAME = {stage.name: stage for stage in STAGES}
 
@@ -69,9 +77,13 @@ def run_pass(name: str, module: ir.Module, options: Any = None, verify: bool = T
     stage = BY_NAME.get(name)
     if stage is None:
         raise CompileError(f"no pass named {name!r}; passes: {', '.join(BY_NAME)}")
-    run = importlib.import_module(stage.module).run
-    module = run(module, options) or module
-    if verify:
+    try:
+        module = importlib.import_module(stage.module).run(module, options) or module
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "nova":
+            raise
+        raise CompileError(f"{name} has no code for this kernel: {error}") from error
+    if verify and not isinstance(module, str):
         check_level(stage, module)
     return module
 
@@ -93,20 +105,30 @@ def _walk(op: Any) -> Iterator[Any]:
                 yield from _walk(child.operation)
 
 
-def lower_kernel(text: str, options: Any) -> Iterator[tuple[str, ir.Module]]:
-    """Lowers one outlined kernel stage by stage, yielding (stage name, module) after each."""
+def kernel_stages(target: Any, last: int = 5) -> list[Stage]:
+    """The stages that a kernel passes for a target, up to level `last`."""
+    gpu = getattr(target, "is_gpu", False)
+    stages = [stage for stage in STAGES if stage.scope == "kernel" and stage.level <= last]
+    return [stage for stage in stages if stage.device == "any" or gpu]
+
+
+def lower_kernel(text: str, options: Any, last: int = 5) -> Iterator[tuple[str, ir.Module]]:
+    """Lowers one outlined kernel stage by stage, yielding (stage name, module) after each, up to level `last`."""
     from nova import config, mlir
 
     module = mlir.parse(text)
     with mlir.context(), mlir.ir.Location.unknown():
-        for stage in STAGES:
-            if stage.scope == "kernel":
-                module = run_pass(stage.name, module, options, verify=config.knobs.verify)
-                yield stage.name, module
+        for stage in kernel_stages(options, last):
+            module = run_pass(stage.name, module, options, verify=config.knobs.verify)
+            yield stage.name, module
 
 
-def build_kernel(text: str, target: CpuTarget) -> Any:
+def build_kernel(text: str, target: Target) -> Any:
     """From one outlined kernel (text, level 1) to object code. Pure: runs in worker processes, cached by its input."""
+    if target.is_gpu:
+        from nova.gpu import compile
+
+        return compile.build(text, target)
     from nova.cpu.compile import compile_kernel
 
     *_, (_, module) = lower_kernel(text, target)
@@ -122,13 +144,14 @@ class Kernel:
     calls: int
     text: str  # level 1, as outlined: what the kernel stages and the cache key start from
     llvm_ir: str = ""
+    code: Any = None  # the compiled kernel: nova.runtime.kernels
 
 
 @dataclass
 class Compilation:
     """A compiled step and the record of how it came about."""
 
-    executable: Executable
+    executable: Executable | PlannedStep  # the latter where the target is another machine
     name: str
     module_text: Callable[[], str]  # the step after outlining
     kernels: list[Kernel] = field(default_factory=list)
@@ -171,6 +194,7 @@ class StepOptions:
 
     precision: str
     target: Target
+    tf32: bool = False  # contractions on float32 may round their operands to TF32 (on a GPU)
 
 
 def lower_step(
@@ -182,7 +206,7 @@ def lower_step(
     from nova.fusion import decisions
 
     disabled = disabled_stages()
-    chosen = StepOptions(options.precision, target)
+    chosen = StepOptions(options.precision, target, target.is_gpu and captured.tf32)
     with mlir.context(), mlir.ir.Location.unknown():
         with clock.stage("emit"):
             module = emit.emit_step(captured)
@@ -195,7 +219,20 @@ def lower_step(
                         module = run_pass(stage.name, module, chosen, verify=config.knobs.verify)
                     if snapshots is not None:
                         snapshots[stage.name] = str(module)
+        if chosen.tf32:
+            mark_tf32(module)
     return module, made
+
+
+def mark_tf32(module: ir.Module) -> None:
+    """Says on every kernel that holds a contraction that PyTorch allows TF32: `nova.tf32` on the function."""
+    from nova.fusion import outline
+    from nova.mlir import ir
+
+    for function in outline.kernel_functions(module):
+        kind = ir.StringAttr(function.attributes["nova.kernel"]).value
+        if kind == "contraction" or kind.startswith("attention"):
+            function.attributes["nova.tf32"] = ir.UnitAttr.get()
 
 
 def refuse_fallbacks(module: ir.Module) -> None:
@@ -215,20 +252,27 @@ def refuse_fallbacks(module: ir.Module) -> None:
             )
 
 
+def _anywhere(target: Target) -> str:
+    return "cuda" if target.is_gpu else "cpu"
+
+
 def compile_step(
     captured: CapturedStep,
-    target: CpuTarget,
+    target: Target,
     options: Options,
     progress: Progress | None = None,
     dump: StepDump | None = None,
+    device: str | None = None,
 ) -> Compilation:
-    """From a captured step to an executable. `dump` keeps the text of every level on disk.
+    """From a captured step to an executable. `dump` keeps the text of every level on disk. `device` is where it will
+    run ("cpu", "cuda:0"); without one, a GPU's step is compiled and planned, and not linked.
 
     Raises CompileError for a bug in a pass, UnsupportedError when `options.on_unsupported == "error"` and something
     would run through PyTorch.
     """
     from nova.fusion import outline
-    from nova.runtime import executable, pool
+    from nova.runtime import executable, placement, pool
+    from nova.runtime.read_step import read_step
 
     clock = Clock(progress)
     if dump is not None:
@@ -245,14 +289,16 @@ def compile_step(
         report = (lambda done, total: progress("kernels", done, total)) if progress else None
         objects = pool.compile_kernels([k.text for k in kernels], target, report)
     for kernel, found in zip(kernels, objects, strict=True):
-        kernel.llvm_ir = found.llvm_ir
+        kernel.llvm_ir, kernel.code = found.llvm_ir, found
     with clock.stage("link"):
         made = {k.name: o for k, o in zip(kernels, objects, strict=True)}
         symbols = {symbol: made[body] for symbol, body in outline.bodies_of(module).items()}
-        linked = executable.build(module, symbols, captured.signature)
+        runs_here = device is not None or not target.is_gpu
+        graph = placement.place(read_step(module, captured.signature), captured, device or _anywhere(target))
+        linked = executable.link(graph, symbols) if runs_here else executable.plan_and_compile(graph, symbols)
     if dump is not None:
         for kernel in kernels:
-            dump.code(kernel.name, kernel.llvm_ir)
+            dump.code(kernel)
         if linked.memory_plan is not None:
             dump.text("memory.txt", linked.memory_plan.table(limit=1000))
     return Compilation(

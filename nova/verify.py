@@ -172,9 +172,11 @@ def _compare(
 ) -> list[Check]:  # fmt: skip
     """Compiles and runs a step, and compares each output with the node of the original graph that it stands for."""
     from nova import pipeline
+    from nova.runtime import placement
     from nova.schedule import target
 
-    executable = pipeline.compile_step(captured, target.host(), options).executable
+    device = placement.device_of(captured)
+    executable = pipeline.compile_step(captured, target.by_name(device), options, device=device).executable
     specs = captured.signature.inputs
     mine = [v.clone() for v in values]
     tensors = [v for v, s in zip(mine, specs, strict=True) if s.role not in ("scalar", "seed")]

@@ -18,7 +18,7 @@ _HOOK_TABLES = (
 
 
 def environment() -> tuple[Any, ...]:
-    """Grad mode, autocast, default dtype and device, determinism, float32 matmul precision, global hooks."""
+    """Grad mode, autocast, default dtype and device, determinism, float32 matmul precision, global hooks, TF32."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -28,9 +28,30 @@ def environment() -> tuple[Any, ...]:
         str(torch.get_autocast_dtype("cuda")),
         str(torch.get_default_dtype()),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
+        matmul_precision(),
         sum(len(table) for table in global_hook_tables()),
+        tf32_allowed(),
     )
+
+
+def matmul_precision() -> str:
+    """PyTorch's float32 matmul precision; it has no answer where the two interfaces for it were both used."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "mixed"
+
+
+def tf32_allowed() -> bool:
+    """Whether PyTorch may compute float32 matmuls on a GPU in TF32."""
+    matmul = torch.backends.cuda.matmul
+    said = getattr(matmul, "fp32_precision", "none")
+    if said == "none":
+        said = getattr(torch.backends, "fp32_precision", "none")
+    try:
+        return said == "tf32" or (said == "none" and matmul.allow_tf32)
+    except RuntimeError:
+        return False
 
 
 def restore_environment(state: tuple[Any, ...]) -> None:
@@ -38,13 +59,14 @@ def restore_environment(state: tuple[Any, ...]) -> None:
     torch.set_grad_enabled(state[0])
     torch.set_default_dtype(getattr(torch, state[6].removeprefix("torch.")))
     torch.use_deterministic_algorithms(state[7])
-    torch.set_float32_matmul_precision(state[8])
+    if state[8] != matmul_precision():
+        torch.set_float32_matmul_precision(state[8])
 
 
 ENVIRONMENT_NAMES = (
     "grad mode", "inference mode", "autocast on the CPU", "the CPU autocast dtype", "autocast on CUDA",
     "the CUDA autocast dtype", "the default dtype", "use_deterministic_algorithms", "the float32 matmul precision",
-    "the number of global hooks",
+    "the number of global hooks", "TF32 in CUDA matmuls",
 )  # fmt: skip
 
 

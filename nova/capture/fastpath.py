@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from nova.capture import native
-from nova.capture.environment import environment, global_hook_tables
+from nova.capture.environment import environment, global_hook_tables, matmul_precision, tf32_allowed
 from nova.capture.guards import (
     Descriptor,
     GuardSet,
@@ -131,8 +131,8 @@ class Binding:
         self.space.update(
             grad=torch.is_grad_enabled, inference=torch.is_inference_mode_enabled, autocast=torch.is_autocast_enabled,
             autocast_type=torch.get_autocast_dtype, default=torch.get_default_dtype, hooks=global_hook_tables(),
-            deterministic=torch._C._get_deterministic_algorithms, matmul=torch._C._get_float32_matmul_precision,
-            D=torch.get_default_dtype(),
+            deterministic=torch._C._get_deterministic_algorithms, D=torch.get_default_dtype(),
+            matmul=torch._C._get_float32_matmul_precision if state[8] != "mixed" else matmul_precision,
         )  # fmt: skip
         self._emit(f"if grad() is not {state[0]} or inference() is not {state[1]}: return None")
         self._emit(f"if deterministic() is not {state[7]}: return None")
@@ -142,6 +142,9 @@ class Binding:
                 kind = self._constant(torch.get_autocast_dtype(device))
                 self._emit(f"if autocast_type({device!r}) is not {kind}: return None")
         self._emit(f"if default() is not D or matmul() != {state[8]!r}: return None")
+        if any(node.meta is not None and node.meta.device.startswith("cuda") for node in self.guards.nodes):
+            self.space["tf32"] = tf32_allowed
+            self._emit(f"if tf32() is not {state[10]}: return None")
         if state[9] == 0:
             self._emit("if any(hooks): return None")
         else:

@@ -186,6 +186,7 @@ def _settled(
     sources = [source for opt in watch.optimizers.values() if (source := objects.source(opt)) is not None]
     recording.step.guards = guards
     recording.step.name = name
+    recording.step.tf32 = bool(before[-1]) or before[8] in ("high", "medium")
     return Capture(
         name, recording.step, guards, recording.result, recording.inputs, list(recording.consts), classes, sources,
         list(recording.once), objects.truncated, rollback=rollback,

@@ -110,3 +110,4 @@ class CapturedStep:
     signature: Signature
     guards: Any = None  # guards.GuardSet
     name: str = "step"
+    tf32: bool = False  # PyTorch allowed TF32 in float32 matmuls when the step was captured

@@ -33,11 +33,15 @@ def usable(options: Options) -> bool:
 
 
 def key_of(objects: ObjectMap, options: Options) -> str:
+    from nova.gpu import ptxas
     from nova.runtime.key import Key, compiler_version
     from nova.schedule import target
 
+    devices = {str(tensor.device) for tensor, _ in objects.tensors} | {"cpu"}
     return Key.of({
-        "before capture": store.key_before_capture(objects, options.key()), "target": repr(target.host()),
+        "before capture": store.key_before_capture(objects, options.key()),
+        "target": [repr(target.by_name(device)) for device in sorted(devices)],
+        "ptxas": ptxas.version() if len(devices) > 1 else "",
         "compiler": compiler_version(),
         "disabled": sorted(knobs.disabled_passes), "threads": torch.get_num_threads(),
     }).digest  # fmt: skip
@@ -132,7 +136,7 @@ def _create_state(guards: GuardSet, roots: Roots) -> list[Callable[[], None]]:
         elif node.type == "torch.amp.grad_scaler.GradScaler" and ("attr", "_scale") in node.slots:
             scaler = _node_object(guards, index, roots)
             if isinstance(scaler, torch.amp.GradScaler) and scaler._scale is None:
-                scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
+                scaler._lazy_init_scale_growth_tracker(torch.device(scaler._device))
                 undo.append(partial(scaler.__dict__.update, _scale=None, _growth_tracker=None))
     return undo
 

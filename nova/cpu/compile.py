@@ -67,7 +67,7 @@ def lower_kernel(module: ir.Module, target: CpuTarget) -> tuple[ir.Module, int]:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Emitters make many small objects and no cycles; a collection walks PyTorch's whole heap for nothing."""
     enabled = gc.isenabled()
     gc.disable()
@@ -81,7 +81,7 @@ def _no_collection() -> Iterator[None]:
 def compile_kernel(mlir_text: str, target: CpuTarget) -> KernelObject:
     """Compiles the one kernel in `mlir_text`."""
     module = mlir.parse(mlir_text)
-    with mlir.context(), ir.Location.unknown(), _no_collection():
+    with mlir.context(), ir.Location.unknown(), no_collection():
         name = ir.StringAttr(find_kernel(module).attributes["sym_name"]).value
         lowered, workspace = lower_kernel(module, target)
     llvm_ir = to_llvm.lower_to_llvm_ir(lowered)

@@ -62,7 +62,7 @@ def lower(function: records.Function, kind: str) -> Kernel:
         RULES[op.name](lowering, op, lowering.space.inside[op])
     kernel = lowering.kernel
     kernel.inplace = whole.inplace_pairs(function)
-    kernel.attrs = {k: v for k, v in function.attrs.items() if k in ("nova.raises",)}
+    kernel.attrs = {k: v for k, v in function.attrs.items() if k in ("nova.raises", "nova.tf32")}
     coalesce(kernel)
     renumber(kernel)
     assign_shapes(kernel)

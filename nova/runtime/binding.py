@@ -177,14 +177,15 @@ class Expected:
     shape: tuple[int, ...]
     dtype: torch.dtype
     strides: tuple[int, ...]
+    device: str = "cpu"
 
     def check(self, tensor: torch.Tensor) -> None:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"input {self.name} of the compiled step must be a tensor, not {type(tensor).__name__}")
-        if tensor.dtype != self.dtype or tuple(tensor.shape) != self.shape or tensor.device.type != "cpu":
+        if tensor.dtype != self.dtype or tuple(tensor.shape) != self.shape or str(tensor.device) != self.device:
             raise ValueError(
                 f"input {self.name} of the compiled step is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; "
-                f"the step was compiled for {self.dtype} {list(self.shape)} on cpu"
+                f"the step was compiled for {self.dtype} {list(self.shape)} on {self.device}"
             )
         if tensor.is_conj() or tensor.is_neg():
             raise ValueError(f"input {self.name} of the compiled step is a lazy conjugate or negative")

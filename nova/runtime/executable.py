@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -25,35 +25,12 @@ from nova.runtime.binding import Expected, PointerTable
 from nova.runtime.cache import Cache, CacheWarning, shared
 from nova.runtime.dtypes import contiguous_strides, torch_dtype
 from nova.runtime.fallback import Fallback, StepMemory
+from nova.runtime.kernels import Kernel, decode, encode
 from nova.runtime.step_plan import ERROR_BYTES, AtenCall, KernelCall, StepGraph, StepPlan, TensorRef, plan_step
 
 _EXCEPTIONS = {"IndexError": IndexError, "RuntimeError": RuntimeError, "ValueError": ValueError}
 _CPU = torch.device("cpu")  # said explicitly: `torch.set_default_device` may say otherwise
 _SEED_MASK = (1 << 64) - 1
-
-
-class Kernel(Protocol):
-    """What is needed of a compiled kernel (`nova.cpu.compile.KernelObject` is one)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def entry(self) -> str: ...
-    @property
-    def object_code(self) -> bytes: ...
-    @property
-    def workspace(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class LoadedKernel:
-    """A kernel read back from a cache entry."""
-
-    name: str
-    entry: str
-    object_code: bytes
-    workspace: int
-    llvm_ir: str = ""
 
 
 _libraries: weakref.WeakValueDictionary[tuple[str, bytes], orc.Library] = weakref.WeakValueDictionary()
@@ -87,31 +64,41 @@ class Executable:
         self.memory_plan: memory.MemoryPlan | None = None  # only in the process that planned it
         self._lock = threading.Lock()
         self._arena: Arena | None = None
-        self._scalar_block = (ctypes.c_double * max(plan.scalars + plan.seeded, 1))()
+        self._scalar_block = (ctypes.c_double * max(plan.scalars + plan.seeded, plan.staged_bytes // 8, 1))()
         self._pack_scalars = struct.Struct(f"{plan.scalars}d").pack_into
         self._seed = ctypes.c_uint64.from_buffer(self._scalar_block, 8 * plan.scalars) if plan.seeded else None
-        self._errors = (ctypes.c_int64 * (plan.error_slots * ERROR_BYTES // 8))()
-        self._constants = torch.empty(max(len(constants), 1), dtype=torch.uint8, device=_CPU)
-        if constants:
-            ctypes.memmove(self._constants.data_ptr(), constants, len(constants))
-        self._memory = StepMemory(plan, self._constants, self._scalar_block)
+        self._memory = self._step_memory(constants)
         self._fallback = Fallback(plan, self._memory)
         self._bind_types()
         self._link(native_binding)
 
     # -- set-up
 
+    def _step_memory(self, constants: bytes) -> StepMemory:
+        """Error records, constants, and the tensors that operations left to PyTorch see."""
+        self._errors = (ctypes.c_int64 * (self.plan.error_slots * ERROR_BYTES // 8))()
+        self._constants = torch.empty(max(len(constants), 1), dtype=torch.uint8, device=_CPU)
+        if constants:
+            ctypes.memmove(self._constants.data_ptr(), constants, len(constants))
+        block = torch.frombuffer(self._scalar_block, dtype=torch.uint8)
+        return StepMemory(self.plan, self._constants, block)
+
     def _bind_types(self) -> None:
         plan = self.plan
         self._inputs = [
-            Expected(i.name, i.shape, torch_dtype(i.dtype), contiguous_strides(i.shape)) for i in plan.inputs
-        ]
+            Expected(
+                i.name, i.shape, torch_dtype(i.dtype), contiguous_strides(i.shape),
+                plan.device if not i.host or _is_copied(plan, k) else "cpu",
+            )
+            for k, i in enumerate(plan.inputs)
+        ]  # fmt: skip
         self._outputs = [
-            Expected(f"output {k}", o.shape, torch_dtype(o.dtype), o.strides) for k, o in enumerate(plan.outputs)
+            Expected(f"output {k}", o.shape, torch_dtype(o.dtype), o.strides, plan.device)
+            for k, o in enumerate(plan.outputs)
         ]
         live = {k for k, o in enumerate(plan.outputs) if o.live is not None}
         for k in live:  # a live output replaces this place-holder after the step
-            self._outputs[k] = Expected(f"output {k}", (0,), self._outputs[k].dtype, (1,))
+            self._outputs[k] = Expected(f"output {k}", (0,), self._outputs[k].dtype, (1,), plan.device)
         self._allocations = [(want.shape, want.strides, want.dtype) for want in self._outputs]
         self._gathered = [
             (k, TensorRef(o.shape, o.dtype, o.dense)) for k, o in enumerate(plan.outputs) if o.dense is not None
@@ -121,8 +108,14 @@ class Executable:
         self._live_outputs = [(k, o.live) for k, o in enumerate(plan.outputs) if o.live is not None]
 
     def _link(self, native_binding: bool) -> None:
+        self._link_step([load_kernel(kernel) for kernel in self.kernels], native_binding)
+        self.pointer_table.set_base(self.plan.scalar_block, ctypes.addressof(self._scalar_block))
+        self.pointer_table.set_base(self.plan.errors, ctypes.addressof(self._errors))
+
+    def _link_step(self, libraries: list[orc.Library], native_binding: bool, exports: Sequence[str] = ()) -> None:
+        """Links the step program with its kernels, and lays out the pointer table."""
         plan = self.plan
-        self.libraries = [load_kernel(kernel) for kernel in self.kernels]
+        self.libraries = libraries
         imports = {
             step_program.kernel_symbol(k): library[kernel.entry]
             for k, (kernel, library) in enumerate(zip(self.kernels, self.libraries, strict=True))
@@ -131,7 +124,7 @@ class Executable:
         self._callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(self._fallback.callback)
         # (`ctypes.cast` would make a reference cycle.)
         imports[step_program.CALLBACK] = ctypes.c_void_p.from_address(ctypes.addressof(self._callback)).value or 0
-        self._library = orc.load(self._step_object, ["step"], imports, keep=self.libraries)
+        self._library = orc.load(self._step_object, ["step", *exports], imports, keep=self.libraries)
         self._step_address = self._library["step"]
         self._step = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(self._step_address)
         layout = step_program.layout(plan)
@@ -140,22 +133,24 @@ class Executable:
             self.pointer_table.table[slot] = value
         self.pointer_table.attach(self._inputs, self._outputs, self._step_address, self._step)
         self.pointer_table.set_base(plan.constants, self._constants.data_ptr())
-        self.pointer_table.set_base(plan.scalar_block, ctypes.addressof(self._scalar_block))
-        self.pointer_table.set_base(plan.errors, ctypes.addressof(self._errors))
 
     def _other_arena(self) -> Arena:
         """An arena that is free, with `busy` held, and the table pointed at it."""
-        try:
-            arena = acquire(self.plan.arena_bytes)
-        except RuntimeError as error:  # PyTorch's out-of-memory on the CPU
-            largest = sorted(self.plan.report.get("slots", ()), key=lambda slot: -slot[4])[:5]
-            buffers = ", ".join(f"{slot[0]} {slot[4]:,} B" for slot in largest)
-            error.add_note(f"the compiled step {self.plan.name} needs {self.plan.arena_bytes:,} B; largest: {buffers}")
-            raise
+        arena = self._acquire(self.plan.arena_bytes, _CPU)
         self._arena = arena
         self._memory.move_to(arena.tensor)
         self.pointer_table.set_base(self.plan.arena, arena.address)
         return arena
+
+    def _acquire(self, nbytes: int, device: torch.device) -> Arena:
+        """An arena, or PyTorch's out-of-memory error with what the plan needs."""
+        try:
+            return acquire(nbytes, device)
+        except RuntimeError as error:
+            largest = sorted(self.plan.report.get("slots", ()), key=lambda slot: -slot[4])[:5]
+            buffers = ", ".join(f"{slot[0]} {slot[4]:,} B" for slot in largest)
+            error.add_note(f"the compiled step {self.plan.name} needs {self.plan.arena_bytes:,} B; largest: {buffers}")
+            raise
 
     # -- the hot path
 
@@ -214,9 +209,10 @@ class Executable:
             first = slot.offset // 8  # type: ignore[union-attr]
             value = self._errors[first + 1]
             self._errors[first] = self._errors[first + 1] = 0
-            kind, _, message = item.raises.partition(": ")
-            text = message.replace("{value}", str(value)) + (f"\n  at {item.source}" if item.source else "")
-            raise _EXCEPTIONS.get(kind, RuntimeError)(text)
+            raise flagged(item, value)
+        self._raise_from_callback(item, stopped)
+
+    def _raise_from_callback(self, item: Any, stopped: int) -> None:
         error = self._fallback.take_error()
         if error is None:
             raise NovaError(f"the compiled step stopped at item {stopped - 1} without a reason")
@@ -247,22 +243,56 @@ class Executable:
 
     def entry(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Everything a process needs to rebuild this without a compiler: JSON and raw bytes."""
-        kernels = [{"name": k.name, "entry": k.entry, "workspace": k.workspace} for k in self.kernels]
-        blobs = {f"kernel{i}": kernel.object_code for i, kernel in enumerate(self.kernels)}
-        blobs |= {"step": self._step_object, "constants": self._constants_bytes}
-        return {"plan": self.plan.to_json(), "kernels": kernels}, blobs
+        described, blobs = [], {"step": self._step_object, "constants": self._constants_bytes}
+        for i, kernel in enumerate(self.kernels):
+            meta, parts = encode(kernel, text=False)
+            described.append({**meta, "parts": list(parts)})
+            blobs |= {f"kernel{i}.{name}": part for name, part in parts.items()}
+        return {"plan": self.plan.to_json(), "kernels": described}, blobs
 
     @classmethod
     def from_entry(cls, meta: Mapping[str, Any], blobs: Mapping[str, bytes]) -> Executable:
         kernels = [
-            LoadedKernel(k["name"], k["entry"], blobs[f"kernel{i}"], k["workspace"])
-            for i, k in enumerate(meta["kernels"])
+            decode(k, {name: blobs[f"kernel{i}.{name}"] for name in k["parts"]}) for i, k in enumerate(meta["kernels"])
         ]
-        return cls(StepPlan.from_json(meta["plan"]), kernels, blobs["step"], blobs["constants"])
+        plan = StepPlan.from_json(meta["plan"])
+        return class_for(plan)(plan, kernels, blobs["step"], blobs["constants"])
 
 
-def link(graph: StepGraph, kernels: Mapping[str, Kernel], reorder: bool = False) -> Executable:
-    """Plans, compiles and links a step. `kernels`: callee symbol -> object; symbols may share one."""
+def flagged(item: KernelCall, value: int) -> Exception:
+    """The exception that eager would have raised for a value that a kernel refused."""
+    kind, _, message = item.raises.partition(": ")
+    text = message.replace("{value}", str(value)) + (f"\n  at {item.source}" if item.source else "")
+    return _EXCEPTIONS.get(kind, RuntimeError)(text)
+
+
+def class_for(plan: StepPlan) -> type[Executable]:
+    """What runs a plan: on the CPU this module's class, on a GPU the one that launches."""
+    if plan.device == "cpu":
+        return Executable
+    from nova.runtime.device_executable import DeviceExecutable
+
+    return DeviceExecutable
+
+
+def _is_copied(plan: StepPlan, index: int) -> bool:
+    """Whether a host input is copied as a whole, so that what is bound is a tensor on the device."""
+    return plan.inputs[index].host and all(cell.input != index for cell in plan.cells)
+
+
+@dataclass
+class PlannedStep:
+    """A step compiled for a machine that is not this one: everything but the linking."""
+
+    plan: StepPlan
+    kernels: list[Kernel]
+    memory_plan: memory.MemoryPlan
+    step_object: bytes
+    constants: bytes
+
+
+def plan_and_compile(graph: StepGraph, kernels: Mapping[str, Kernel], reorder: bool = False) -> PlannedStep:
+    """Plans a step and compiles its program. `kernels`: callee symbol -> object; symbols may share one."""
     distinct: dict[tuple[str, bytes], int] = {}
     objects: list[Kernel] = []
     numbers: dict[str, tuple[int, int]] = {}
@@ -274,8 +304,14 @@ def link(graph: StepGraph, kernels: Mapping[str, Kernel], reorder: bool = False)
             objects.append(kernel)
         numbers[symbol] = (distinct[key], kernel.workspace)
     plan, constants, laid_out = plan_step(graph, numbers, [kernel.name for kernel in objects], reorder)
-    executable = Executable(plan, objects, step_program.compile_step(plan), constants)
-    executable.memory_plan = laid_out
+    return PlannedStep(plan, objects, laid_out, step_program.compile_step(plan), constants)
+
+
+def link(graph: StepGraph, kernels: Mapping[str, Kernel], reorder: bool = False) -> Executable:
+    """Plans, compiles and links a step."""
+    made = plan_and_compile(graph, kernels, reorder)
+    executable = class_for(made.plan)(made.plan, made.kernels, made.step_object, made.constants)
+    executable.memory_plan = made.memory_plan
     return executable
 
 

@@ -7,7 +7,6 @@ and everything that reads it is again a call to PyTorch.
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,11 +26,11 @@ _EXCLUDED = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C
 class StepMemory:
     """Tensors over the bytes of a step: the arena and the constants for good, inputs and outputs call by call."""
 
-    def __init__(self, plan: StepPlan, constants: torch.Tensor, scalars: ctypes.Array):
+    def __init__(self, plan: StepPlan, constants: torch.Tensor, scalars: torch.Tensor | None):
         self._plan = plan
         self.arena: torch.Tensor | None = None
         self._constants = constants
-        self._scalars = torch.frombuffer(scalars, dtype=torch.uint8)
+        self._scalars = scalars
         self.inputs: Sequence[torch.Tensor] = ()
         self.outputs: Sequence[torch.Tensor] = ()
         self._views: dict[TensorRef, torch.Tensor] = {}
@@ -57,8 +56,11 @@ class StepMemory:
             self._views[tensor] = window.view(tensor.shape)
         return self._views[tensor]
 
-    def move_to(self, arena: torch.Tensor | None) -> None:
+    def move_to(self, arena: torch.Tensor | None, scalars: torch.Tensor | None = None) -> None:
+        """Another arena; on a GPU it holds the block of scalars too."""
         self.arena = arena
+        if scalars is not None:
+            self._scalars = scalars
         self._views.clear()
 
 

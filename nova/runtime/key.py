@@ -177,7 +177,12 @@ def normal_text(text: str) -> str:
 
 def kernel_key(text: str, target: Any) -> Key:
     """Key of one kernel's MLIR text for a target."""
-    return Key.of({"kernel": normal_text(text), "target": describe_target(target), "compiler": compiler_version()})
+    parts = {"kernel": normal_text(text), "target": describe_target(target), "compiler": compiler_version()}
+    if getattr(target, "is_gpu", False):
+        from nova.gpu import ptxas
+
+        parts["ptxas"] = ptxas.version()  # its machine code is kept with the kernel
+    return Key.of(parts)
 
 
 def describe_target(target: Any) -> Any:

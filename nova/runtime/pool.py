@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from nova.errors import CompileError
+from nova.runtime import kernels
 from nova.runtime.cache import Cache, shared
-from nova.runtime.executable import LoadedKernel
+from nova.runtime.kernels import LoadedKernel
 from nova.runtime.key import Key, kernel_key
-from nova.runtime.worker import bootstrap, builder, read_frame, write_frame
+from nova.runtime.worker import bootstrap, builder, read_frame, split_blobs, write_frame
 
 FEW = 8  # fewer kernels than this compile here, if MLIR is loaded anyway and no worker is ready
 BUILDER = "nova.pipeline:build_kernel"  # (text, target) -> kernel object; called in the workers, or here
@@ -189,8 +190,7 @@ class Pool:
                     if "error" in header:
                         raise CompileError(f"{header['error']}\n{header['trace']}\nkernel:\n{texts[job][:4000]}")
                     left -= 1
-                    made = LoadedKernel(header["name"], header["entry"], body, header["workspace"], header["llvm_ir"])
-                    done(job, made)
+                    done(job, kernels.decode(header["kernel"], split_blobs(header["blobs"], body)))
                     feed(worker)
 
     def close(self) -> None:
@@ -259,8 +259,7 @@ def compile_kernels(
     def done(index: int, kernel: LoadedKernel) -> None:
         digest = todo[index]
         made[digest] = kernel
-        meta = {"name": kernel.name, "entry": kernel.entry, "workspace": kernel.workspace}
-        cache.put("kernel", digest, meta, {"object": kernel.object_code, "llvm": kernel.llvm_ir.encode()})
+        cache.put("kernel", digest, *kernels.encode(kernel))
         if progress is not None:
             progress(len(made), total)
 
@@ -286,8 +285,7 @@ def _cached(cache: Cache, digest: str) -> LoadedKernel | None:
     entry = cache.get("kernel", digest)
     if entry is None:
         return None
-    meta, blobs = entry.meta, entry.blobs
-    return LoadedKernel(meta["name"], meta["entry"], blobs["object"], meta["workspace"], blobs["llvm"].decode())
+    return kernels.decode(entry.meta, entry.blobs)
 
 
 def _compile(texts: Sequence[str], target: Any, done: Callable[[int, LoadedKernel], None]) -> None:
@@ -296,5 +294,4 @@ def _compile(texts: Sequence[str], target: Any, done: Callable[[int, LoadedKerne
         return
     build = builder(BUILDER)
     for index, text in enumerate(texts):
-        kernel = build(text, target)
-        done(index, LoadedKernel(kernel.name, kernel.entry, kernel.object_code, kernel.workspace, kernel.llvm_ir))
+        done(index, kernels.decode(*kernels.encode(build(text, target))))

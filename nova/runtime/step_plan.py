@@ -4,6 +4,9 @@
 
 Every operand is a `Ref`: a base (an input tensor, a fresh output, the arena, ...) and a byte offset. Bases are
 numbered: tensor inputs, then fresh outputs, then ARENA, CONSTANTS, SCALARS, ERRORS as the last four.
+
+On a GPU all bases are device memory. What the step finds on the CPU (an optimizer's step counts) or leaves there is
+marked `host`: single numbers travel in the block of scalars, in cells; larger tensors are copied before and after.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from nova.runtime import memory
 from nova.runtime.dtypes import contiguous_strides, itemsize, numel
 from nova.runtime.packing import align
 
-VERSION = 1
+VERSION = 2
 ERROR_BYTES = 16  # int64[2] a call site: flag, bad value
 
 
@@ -33,6 +36,7 @@ class GraphValue:
     name: str = ""
     view_of: int | None = None
     data: bytes = b""  # constants only
+    host: bool = False  # an input that lies in the CPU's memory while the step runs on a GPU
 
     @property
     def nbytes(self) -> int:
@@ -59,6 +63,8 @@ class GraphOutput:
     value: int
     state_of: int | None = None  # value id of the input that it replaces
     strides: tuple[int, ...] | None = None
+    host: bool = False  # a fresh output that eager leaves in the CPU's memory
+    counts: bool = False  # the new value of a host input is the old one plus one
 
 
 @dataclass
@@ -69,6 +75,7 @@ class StepGraph:
     calls: list[GraphCall] = field(default_factory=list)
     outputs: list[GraphOutput] = field(default_factory=list)
     name: str = "step"
+    device: str = "cpu"
 
 
 # ---- the plan
@@ -99,6 +106,7 @@ class KernelCall:
     slots: tuple[int | Ref, ...]
     raises: str = ""
     source: str = ""
+    table: bool = False  # on a GPU: slots[0] is where slots[1:] are copied to before the launch, its only parameter
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,21 @@ class TensorInput:
     name: str
     shape: tuple[int, ...]
     dtype: str
+    host: bool = False  # in the CPU's memory
+    written: bool = False  # a host input with new contents, of which the step has a copy on the device
+
+
+@dataclass(frozen=True)
+class HostCell:
+    """A single number in the CPU's memory, input `input`, and its place in the block of scalars.
+
+    `update`: "" it is read only; "count" the host adds one; "fetch" the step waits for the new value.
+    """
+
+    input: int
+    offset: int
+    dtype: str
+    update: Literal["", "count", "fetch"] = ""
 
 
 @dataclass(frozen=True)
@@ -143,6 +166,7 @@ class FreshOutput:
     strides: tuple[int, ...]
     dense: Ref | None = None
     live: int | None = None
+    host: bool = False  # moved to the CPU's memory after the step
 
 
 @dataclass
@@ -158,6 +182,10 @@ class StepPlan:
     constant_bytes: int = 0
     error_slots: int = 1  # slot 0 is shared by kernels that never flag
     report: dict[str, Any] = field(default_factory=dict)  # memory plan figures, for `explain`
+    device: str = "cpu"
+    cells: list[HostCell] = field(default_factory=list)
+    staged_bytes: int = 0  # the part of the block of scalars that the host fills: numbers, seed, cells
+    block_bytes: int = 0  # with the tables of kernels over lists of tensors
 
     # base numbers
     @property
@@ -193,11 +221,13 @@ class StepPlan:
             raise ValueError(f"step plan of version {data.get('version')}, expected {VERSION}")
         return StepPlan(
             name=data["name"],
-            inputs=[TensorInput(i["name"], tuple(i["shape"]), i["dtype"]) for i in data["inputs"]],
+            inputs=[
+                TensorInput(i["name"], tuple(i["shape"]), i["dtype"], i["host"], i["written"]) for i in data["inputs"]
+            ],
             scalars=data["scalars"],
             seeded=data["seeded"],
             outputs=[
-                FreshOutput(tuple(o["shape"]), o["dtype"], tuple(o["strides"]), _ref(o["dense"]), o["live"])
+                FreshOutput(tuple(o["shape"]), o["dtype"], tuple(o["strides"]), _ref(o["dense"]), o["live"], o["host"])
                 for o in data["outputs"]
             ],
             kernels=list(data["kernels"]),
@@ -206,6 +236,10 @@ class StepPlan:
             constant_bytes=data["constant_bytes"],
             error_slots=data["error_slots"],
             report=data["report"],
+            device=data["device"],
+            cells=[HostCell(c["input"], c["offset"], c["dtype"], c["update"]) for c in data["cells"]],
+            staged_bytes=data["staged_bytes"],
+            block_bytes=data["block_bytes"],
         )
 
 
@@ -233,7 +267,7 @@ def _item(data: dict[str, Any]) -> Item:
     match data["item"]:
         case "KernelCall":
             slots = tuple(Ref(*s) if isinstance(s, list) else s for s in data["slots"])
-            return KernelCall(data["kernel"], data["symbol"], slots, data["raises"], data["source"])
+            return KernelCall(data["kernel"], data["symbol"], slots, data["raises"], data["source"], data["table"])
         case "AtenCall":
             operands, results = (tuple(map(_tensor_ref, data[k])) for k in ("operands", "results"))
             return AtenCall(data["target"], data["template"], operands, results, data["source"], tuple(data["release"]))
@@ -267,7 +301,7 @@ def plan_step(
 class _StepPlanner:
     def __init__(self, graph: StepGraph, kernels: dict[str, tuple[int, int]], names: list[str]):
         self.graph, self.kernels = graph, kernels
-        self.plan = StepPlan(graph.name, kernels=list(names))
+        self.plan = StepPlan(graph.name, kernels=list(names), device=graph.device)
         self.constants = bytearray()
         self.live: dict[int, int] = {}  # value -> live tensor number
         self.bound: dict[int, Ref] = {}  # values outside the planner's arena: inputs, scalars, constants
@@ -275,19 +309,25 @@ class _StepPlanner:
 
     def run(self) -> tuple[StepPlan, bytes, memory.MemoryPlan]:
         graph, plan = self.graph, self.plan
+        written = {output.state_of for output in graph.outputs}
         for index, value in enumerate(graph.values):
             if value.shape is None:
                 self.live[index] = len(self.live)
             elif value.kind == "tensor":
                 self.bound[index] = Ref(len(plan.inputs))
-                plan.inputs.append(TensorInput(value.name, value.shape, value.dtype))
+                copied = value.host and not _is_cell(value)
+                plan.inputs.append(
+                    TensorInput(value.name, value.shape, value.dtype, value.host, copied and index in written)
+                )
         fresh = [output for output in graph.outputs if output.state_of is None]
         for output in fresh:
             value = graph.values[output.value]
             shape = value.shape or ()
             strides = output.strides or contiguous_strides(shape)
-            plan.outputs.append(FreshOutput(shape, value.dtype, tuple(strides), live=self.live.get(output.value)))
+            live = self.live.get(output.value)
+            plan.outputs.append(FreshOutput(shape, value.dtype, tuple(strides), live=live, host=output.host))
         self._scalars()
+        self._cells()
         self._place_constants()
         laid_out = self._memory(fresh)
         self._items(laid_out)
@@ -316,6 +356,19 @@ class _StepPlanner:
             if value.kind == "seed":
                 self.bound[index] = Ref(self.plan.scalar_block, 8 * self.plan.scalars)
                 self.plan.seeded = True
+
+    def _cells(self) -> None:
+        """Places for single numbers in the CPU's memory, after the scalars and the seed."""
+        plan = self.plan
+        offset = 8 * (plan.scalars + plan.seeded)
+        updates = {o.state_of: "count" if o.counts else "fetch" for o in self.graph.outputs if o.state_of is not None}
+        for index, value in enumerate(self.graph.values):
+            if value.kind == "tensor" and value.host and _is_cell(value):
+                update: Any = updates.get(index, "")
+                plan.cells.append(HostCell(self.bound[index].base, offset, value.dtype, update))
+                self.bound[index] = Ref(plan.scalar_block, offset)
+                offset += 8
+        plan.staged_bytes = plan.block_bytes = offset
 
     def _constant(self, data: bytes) -> Ref:
         self.constants += b"\0" * (align(len(self.constants)) - len(self.constants))
@@ -420,4 +473,13 @@ class _StepPlanner:
         if call.raises:
             slot, self.error_slot = self.error_slot, self.error_slot + 1
         slots.append(Ref(self.plan.errors, slot * ERROR_BYTES))
-        return KernelCall(self.kernels[call.target][0], call.target, tuple(slots), call.raises, call.source)
+        table = call.count is not None and self.plan.device != "cpu"
+        if table:
+            start = align(self.plan.block_bytes)
+            self.plan.block_bytes = start + 8 * len(slots)
+            slots.insert(0, Ref(self.plan.scalar_block, start))
+        return KernelCall(self.kernels[call.target][0], call.target, tuple(slots), call.raises, call.source, table)
+
+
+def _is_cell(value: GraphValue) -> bool:
+    return value.shape is not None and numel(value.shape) == 1 and value.nbytes <= 8

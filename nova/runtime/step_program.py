@@ -32,6 +32,7 @@ class TableLayout:
     """Where each item's pointers are in the table. `literals`: slot -> value; `relocations[base]`: (slot, offset)."""
 
     first_slot: list[int] = field(default_factory=list)
+    cell_slot: list[int] = field(default_factory=list)  # of each host cell: the address of the number
     slots: int = 0
     literals: dict[int, int] = field(default_factory=dict)
     relocations: list[list[tuple[int, int]]] = field(default_factory=list)
@@ -53,6 +54,10 @@ def layout(plan: StepPlan) -> TableLayout:
             else:
                 table.literals[table.slots] = argument
             table.slots += 1
+    for cell in plan.cells:
+        table.cell_slot.append(table.slots)
+        table.relocations[cell.input].append((table.slots, 0))
+        table.slots += 1
     return table
 
 
@@ -105,6 +110,6 @@ def _stop_unless_zero(number: int) -> list[str]:
 
 def compile_step(plan: StepPlan) -> bytes:
     """Object code of the step. Optimisation level 0: straight-line calls have nothing to optimise."""
-    from nova.runtime import orc
+    from nova.runtime import device_program, orc
 
-    return orc.compile_ir(emit(plan), opt=0)
+    return orc.compile_ir(emit(plan) if plan.device == "cpu" else device_program.emit(plan), opt=0)

@@ -19,6 +19,8 @@ import traceback
 from collections.abc import Callable
 from typing import IO, Any
 
+from nova.runtime import kernels
+
 IDLE_SECONDS = 120.0  # a worker holds about 150 MB: it goes when nothing has been compiled for this long
 
 
@@ -44,6 +46,15 @@ def read_frame(descriptor: int) -> tuple[dict[str, Any], bytes]:
     lengths = _exactly(descriptor, 12)
     header = _exactly(descriptor, int.from_bytes(lengths[:4], "little"))
     return json.loads(header), _exactly(descriptor, int.from_bytes(lengths[4:], "little"))
+
+
+def split_blobs(sizes: list[list[Any]], body: bytes) -> dict[str, bytes]:
+    """The named blobs that lie one after the other in the body of a reply."""
+    blobs, at = {}, 0
+    for name, size in sizes:
+        blobs[name] = body[at : at + size]
+        at += size
+    return blobs
 
 
 def builder(path: str) -> Callable[[str, Any], Any]:
@@ -103,13 +114,9 @@ def main() -> None:
             text = f"{type(error).__name__}: {error}"
             write_frame(stdout, {"error": text, "trace": traceback.format_exc()})
             continue
-        reply = {
-            "name": kernel.name,
-            "entry": kernel.entry,
-            "workspace": kernel.workspace,
-            "llvm_ir": kernel.llvm_ir,
-        }
-        write_frame(stdout, reply, kernel.object_code)
+        meta, blobs = kernels.encode(kernel)
+        sizes = [[name, len(blob)] for name, blob in blobs.items()]
+        write_frame(stdout, {"kernel": meta, "blobs": sizes}, b"".join(blobs.values()))
 
 
 def bootstrap(root: str, paths: list[str]) -> str:

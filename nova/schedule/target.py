@@ -6,12 +6,15 @@ from the presets of their public limits, the host CPU is read from sysfs, `/proc
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from nova.errors import NovaError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,6 +84,7 @@ class GpuTarget(Target):
     smem_bytes_clock: int = 128  # shared-memory bytes a clock, one SM
     clock: float = 1.5e9
     launch_seconds: float = 3e-6
+    supports: frozenset[str] = frozenset()  # kinds of contraction that there is code for besides mma_sync and simt
 
     @property
     def arch(self) -> str:
@@ -151,6 +155,8 @@ def cpu(
 
 CPU_PRESETS: dict[str, CpuTarget] = {
     "zen3": cpu("zen3", cores=2, ghz=2.8, l1=32 << 10, l2=512 << 10, l3=32 << 20, llvm_cpu="znver3"),
+    "zen4": cpu("zen4", cores=2, ghz=3.7, vector_bits=512, fma_units=1, l1=32 << 10, l2=1 << 20, l3=32 << 20,
+                llvm_cpu="znver4"),
     "avx512": cpu("avx512", cores=16, ghz=2.5, vector_bits=512, bandwidth=150e9, l1=48 << 10, l2=2 << 20, l3=60 << 20,
                   llvm_cpu="sapphirerapids"),
 }  # fmt: skip
@@ -177,19 +183,73 @@ def host() -> CpuTarget:
 
 
 def by_name(name: str) -> Target:
-    """ "cpu", "h200", ...: a preset or the host."""
+    """ "cpu", "cuda:0", "h200", ...: the host, a GPU of this machine, or a preset."""
     if name == "cpu":
         return host()
-    try:
-        return PRESETS.get(name) or CPU_PRESETS[name]
-    except KeyError:
-        known = ", ".join(["cpu", *PRESETS, *CPU_PRESETS])
-        raise ValueError(f"unknown target {name!r}; known targets: {known}") from None
+    if name.startswith("cuda"):
+        return device(int(name.partition(":")[2] or 0))
+    found = PRESETS.get(name) or CPU_PRESETS.get(name)
+    if found is None:
+        known = ", ".join(["cpu", "cuda", *PRESETS, *CPU_PRESETS])
+        raise NovaError(f"unknown target {name!r}; known targets: {known}")
+    return found
+
+
+# Multiply-adds a clock of one multiprocessor, dense, by compute capability: f32, tf32, 16-bit.
+_RATES = {(8, 0): (64, 512, 1024), (8, 6): (128, 128, 256), (8, 9): (128, 256, 512), (9, 0): (128, 1024, 2048)}
+
+
+@functools.cache
+def device(index: int = 0) -> GpuTarget:
+    """A GPU of this machine: what the driver reports, on top of the preset of a board of that name."""
+    from nova.runtime import cuda
+
+    return describe(cuda.device(index))
+
+
+def describe(found: Any) -> GpuTarget:
+    """The target of a device (`nova.runtime.cuda.Device`, or something that answers like one)."""
+    capability = found.capability
+    if capability < (8, 0):
+        raise UnsupportedError(
+            f"{found.name} has compute capability {capability[0]}.{capability[1]}; Nova compiles for 8.0 (Ampere) on"
+        )
+    reported = {
+        name: found.attribute(name)
+        for name in ("sms", "smem_block", "smem_sm", "smem_reserve", "registers_sm", "threads_sm", "blocks_sm", "l2")
+    }
+    preset = preset_of(found.name)
+    if preset is not None and preset.capability == capability:
+        part = reported["sms"] / preset.sms  # less than one in a slice of a board
+        peak = {dtype: rate * part for dtype, rate in preset.peak.items()}
+        return dataclasses.replace(preset, **reported, peak=peak, bandwidth=preset.bandwidth * min(part, 1.0))
+    known = [c for c in _RATES if c <= capability]
+    f32, tf32, low = _RATES[max(known)]
+    clock = found.attribute("clock") * 1e3 or 1.5e9
+    scale = 2 * clock * reported["sms"]
+    peak = {"f64": f32 * scale / 2, "f32": f32 * scale, "tf32": tf32 * scale, "bf16": low * scale, "f16": low * scale}
+    bandwidth = 2e3 * found.attribute("memory_clock") * found.attribute("memory_bus") / 8 or 1e12
+    return GpuTarget(
+        name=_short(found.name), bandwidth=bandwidth, peak=peak, capability=capability, clock=clock,
+        l2_bandwidth=4 * bandwidth, **reported,
+    )  # fmt: skip
+
+
+def preset_of(board: str) -> GpuTarget | None:
+    """The preset of a board by the driver's name for it, such as "NVIDIA H100 80GB HBM3"."""
+    words = "".join(c for c in board.lower() if c.isalnum())
+    names = [name for name in PRESETS if name in words]
+    return PRESETS[max(names, key=len)] if names else None
+
+
+def _short(board: str) -> str:
+    return "".join(c for c in board.lower().removeprefix("nvidia") if c.isalnum())
 
 
 def _fma_units(cpu_name: str, vector_bits: int) -> float:
     """Whole-vector multiply-adds a clock: two, except where the units are half as wide as the registers."""
-    return 1.0 if cpu_name == "znver1" or vector_bits == 128 else 2.0
+    halved = {"znver1": 256, "znver4": 512}.get(cpu_name, 128)
+    return 1.0 if vector_bits <= 128 or vector_bits == halved else 2.0
 
 
 def _host_caches() -> dict[int, int]:

@@ -34,7 +34,8 @@ def filecheck(output: str, check_file: Path) -> None:
 
 def test_every_pass_has_a_test() -> None:
     tested = {name for path in FILES for name in RUN.search(path.read_text())[1].split()}
-    assert tested == set(pipeline.BY_NAME)
+    assert tested >= {stage.name for stage in pipeline.STAGES if stage.device == "any"}
+    assert tested <= set(pipeline.BY_NAME)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)

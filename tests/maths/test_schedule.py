@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nova.errors import NovaError
 from nova.mlir import context, ir
 from nova.schedule import config
 from nova.schedule import target as targets
@@ -115,7 +116,7 @@ def test_host_is_a_plausible_machine() -> None:
 
 
 def test_an_unknown_target_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="h200"):
+    with pytest.raises(NovaError, match="h200"):
         targets.by_name("h2000")
 
 

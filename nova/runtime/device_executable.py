@@ -1,0 +1,262 @@
+"""A compiled step on an NVIDIA GPU: the same plan, launched on PyTorch's current stream without waiting for it.
+
+A call in the steady state: look at the error records that arrived (host memory), write the scalars, allocate the
+outputs, compare pointers, run the step program without the GIL. That program copies the scalars, launches every kernel,
+and records an event. Errors that kernels found are raised by a later call, or by `nova.synchronize()`.
+
+The arena belongs to the stream of the last step; a step on another stream waits for that one's event.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from nova.errors import NovaError
+from nova.gpu import launcher
+from nova.runtime import cuda, device_program, orc
+from nova.runtime.arena import Arena
+from nova.runtime.executable import _SEED_MASK, Executable, flagged
+from nova.runtime.fallback import StepMemory
+from nova.runtime.kernels import LoadedKernel
+from nova.runtime.packing import align
+from nova.runtime.step_plan import ERROR_BYTES, KernelCall
+
+_CPU = torch.device("cpu")
+alive: weakref.WeakSet[DeviceExecutable] = weakref.WeakSet()  # for `synchronize`
+
+_libraries: weakref.WeakValueDictionary[tuple[Any, ...], orc.Library] = weakref.WeakValueDictionary()
+_libraries_lock = threading.Lock()
+
+
+def load_kernel(kernel: Any, device: cuda.Device) -> orc.Library:
+    """A kernel's launcher, its device code loaded; equal kernels are loaded once a device while anything uses them."""
+    digest = hashlib.sha256(kernel.object_code)
+    digest.update(kernel.cubin or kernel.ptx.encode())
+    key = (kernel.entry, digest.digest(), id(device))
+    with _libraries_lock:
+        library = _libraries.get(key)
+        if library is None:
+            module = device.load(kernel.ptx, kernel.cubin, kernel.name) if kernel.launches else None
+            functions = [module.function(launch.symbol, launch.shared) for launch in kernel.launches] if module else []
+            library = orc.load(kernel.object_code, [kernel.entry, launcher.CONTEXT], keep=[module, device])
+            launcher.fill(library, device, functions)
+            _libraries[key] = library
+        return library
+
+
+class _Event:
+    """An event of a device, destroyed with its owner."""
+
+    def __init__(self, device: cuda.Device):
+        self._device, self.handle = device, device.new_event()
+
+    def __del__(self) -> None:
+        self._device.driver.result("cuEventDestroy", self.handle)
+
+
+class _Pinned:
+    """Page-locked words on the host."""
+
+    def __init__(self, device: cuda.Device, words: int):
+        self._device, self.address = device, device.pinned(8 * words)
+        self.words = (ctypes.c_int64 * words).from_address(self.address)
+        ctypes.memset(self.address, 0, 8 * words)
+
+    def __del__(self) -> None:
+        self._device.driver.result("cuMemFreeHost", self.address)
+
+
+def device_named(name: str) -> cuda.Device:
+    """The device of a plan, such as "cuda:0"."""
+    return cuda.device(torch.device(name).index or 0)
+
+
+class DeviceExecutable(Executable):
+    """`DeviceExecutable(plan, kernels, step_object, constants)`: see `Executable`."""
+
+    def __init__(
+        self, plan: Any, kernels: Any, step_object: bytes, constants: bytes = b"", native_binding: bool = True
+    ):
+        self._torch_device = self._where(plan)
+        self._device = self._driver_device(plan)
+        super().__init__(plan, kernels, step_object, constants, native_binding)
+        alive.add(self)
+
+    # (a test that has no GPU puts its own in their place)
+    def _where(self, plan: Any) -> torch.device:
+        return torch.device(plan.device)
+
+    def _driver_device(self, plan: Any) -> cuda.Device:
+        torch.cuda.init()
+        return device_named(plan.device)
+
+    # -- set-up
+
+    def _step_memory(self, constants: bytes) -> StepMemory:
+        where, plan = self._torch_device, self.plan
+        data = torch.frombuffer(bytearray(constants or b"\0"), dtype=torch.uint8)
+        self._constants = data.to(where)
+        self._records = torch.zeros(plan.error_slots * ERROR_BYTES // 8, dtype=torch.int64, device=where)
+        self._flags = _Pinned(self._device, plan.error_slots * ERROR_BYTES // 8)
+        self._no_flags = bytes(plan.error_slots * ERROR_BYTES)
+        self._raises = plan.error_slots > 1
+        self._copied = [k for k, i in enumerate(plan.inputs) if i.host and all(c.input != k for c in plan.cells)]
+        self._written = [k for k in self._copied if plan.inputs[k].written]
+        self._to_host = [k for k, o in enumerate(plan.outputs) if o.host]
+        return StepMemory(plan, self._constants, None)
+
+    def _link(self, native_binding: bool) -> None:
+        device = self._device
+        libraries = [load_kernel(kernel, device) for kernel in self.kernels]
+        self._link_step(libraries, native_binding, [device_program.CONTEXT])
+        words = len(device_program.WORDS)
+        self._context = (ctypes.c_uint64 * words).from_address(self._library[device_program.CONTEXT])
+        self._popped = ctypes.c_uint64()
+        values = {name: device.driver.address(name) for name in device_program.WORDS if name.startswith("cu")}
+        values |= {
+            "context": device.handle.value, "stream": ctypes.addressof(device.stream),
+            "status": ctypes.addressof(device.status), "staging": ctypes.addressof(self._scalar_block),
+            "errors": self._records.data_ptr(), "errors_host": self._flags.address,
+            "popped": ctypes.addressof(self._popped),
+        }  # fmt: skip
+        for name, value in values.items():
+            self._set(name, value)
+        self.pointer_table.set_base(self.plan.errors, self._records.data_ptr())
+
+    def _set(self, name: str, value: Any) -> None:
+        self._context[device_program.WORDS.index(name)] = value or 0
+
+    def _other_arena(self) -> Arena:
+        """An arena that is free, with `busy` held, and everything pointed at it: temporaries, then the scalars."""
+        plan = self.plan
+        start = align(plan.arena_bytes)
+        arena = self._acquire(start + plan.block_bytes, self._torch_device)
+        if arena.event is None:
+            arena.event = _Event(self._device)
+        self._arena = arena
+        block = arena.tensor[start : start + plan.block_bytes]
+        self._memory.move_to(arena.tensor, block)
+        self.pointer_table.set_base(plan.arena, arena.address)
+        self.pointer_table.set_base(plan.scalar_block, arena.address + start)
+        self._set("block", arena.address + start)
+        self._set("event", arena.event.handle)  # type: ignore[attr-defined]
+        return arena
+
+    # -- the hot path
+
+    def __call__(
+        self, inputs: Sequence[torch.Tensor], scalars: Sequence[float] = (), seed: int = 0
+    ) -> list[torch.Tensor]:
+        """Launches the step. Returns the fresh outputs; state changes in the inputs' own memory, in stream order."""
+        with self._lock:
+            if len(inputs) != self._arity[0] or len(scalars) != self._arity[1]:
+                raise TypeError(
+                    f"the compiled step takes {self._arity[0]} tensors and {self._arity[1]} numbers, "
+                    f"got {len(inputs)} and {len(scalars)}"
+                )
+            if self._raises:
+                self.raise_found()
+            self._pack_scalars(self._scalar_block, 0, *scalars)
+            if self._seed is not None:
+                self._seed.value = seed & _SEED_MASK
+            given = inputs
+            if self._copied:
+                inputs = list(inputs)
+                for k in self._copied:
+                    inputs[k] = inputs[k].to(self._torch_device, non_blocking=True)
+            outputs = self.allocate_outputs()
+            arena = self._arena
+            if arena is None or arena.superseded or not arena.busy.acquire(False):
+                arena = self._other_arena()
+            device = self._device
+            try:
+                with device.lock:
+                    stream = device.current_stream()
+                    if arena.stream != stream:
+                        self._change_stream(arena, stream)
+                    device.stream.value = stream
+                    if self._needs_python:
+                        self._run_with_python(inputs, outputs)
+                    else:
+                        stopped = self.pointer_table.run(inputs, outputs)
+                        if stopped:
+                            self._raise(stopped)
+            finally:
+                arena.busy.release()
+            for k in self._written:
+                given[k].copy_(inputs[k])
+            for k in self._to_host:
+                outputs[k] = outputs[k].to(_CPU)
+            return outputs
+
+    def allocate_outputs(self) -> list[torch.Tensor]:
+        """Fresh, uninitialised outputs."""
+        new, device = torch.empty_strided, self._torch_device
+        return [new(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._allocations]
+
+    def _change_stream(self, arena: Arena, stream: int) -> None:
+        """The arena's last step ran on another stream: this one waits for it, and PyTorch learns of the new user."""
+        if arena.stream is not None:
+            with self._device.context():
+                self._device.driver.call("cuStreamWaitEvent", stream, arena.event.handle, 0)  # type: ignore[attr-defined]
+            if self._torch_device.type == "cuda":
+                arena.tensor.record_stream(torch.cuda.current_stream(self._torch_device))
+        arena.stream = stream
+
+    # -- errors
+
+    def _raise(self, stopped: int) -> None:
+        status, self._device.status.value = self._device.status.value, 0
+        if stopped == device_program.DRIVER_CALL:
+            raise self._device.driver.error(status, f"the compiled step {self.plan.name}")
+        item = self.plan.items[stopped - 1]
+        if isinstance(item, KernelCall):
+            kernel: LoadedKernel = self.kernels[item.kernel]  # type: ignore[assignment]
+            shapes = ", ".join(f"{launch.symbol} {launch.grid} x {launch.threads}" for launch in kernel.launches)
+            place = f"\n  at {item.source}" if item.source else ""
+            raise self._device.driver.error(status, f"launching kernel {kernel.name} ({shapes}){place}\n ")
+        self._raise_from_callback(item, stopped)
+
+    def raise_found(self) -> None:
+        """Raises what a kernel of an earlier call found, if its record has arrived, and clears it."""
+        flags = self._flags
+        if ctypes.string_at(flags.address, len(self._no_flags)) == self._no_flags:
+            return
+        found = {slot: flags.words[2 * slot + 1] for slot in range(1, self.plan.error_slots) if flags.words[2 * slot]}
+        self._records.zero_()
+        if self._torch_device.type == "cuda":
+            torch.cuda.current_stream(self._torch_device).synchronize()
+        ctypes.memset(flags.address, 0, len(self._no_flags))
+        for item in self.plan.items:
+            if isinstance(item, KernelCall) and item.raises:
+                slot = item.slots[-1].offset // ERROR_BYTES  # type: ignore[union-attr]
+                if slot in found:
+                    error = flagged(item, found[slot])
+                    error.add_note("found by an earlier call of the compiled step: a GPU's steps are not waited for")
+                    raise error
+
+    def synchronize(self) -> None:
+        """Waits for the last step and raises what it found."""
+        arena = self._arena
+        if arena is not None and arena.stream is not None:
+            with self._device.context():
+                self._device.driver.call("cuEventSynchronize", arena.event.handle)  # type: ignore[attr-defined]
+        if self._raises:
+            with self._lock:
+                self.raise_found()
+
+
+def synchronize() -> None:
+    """Waits for every compiled step and raises what one of them found."""
+    for executable in list(alive):
+        executable.synchronize()
+
+
+__all__ = ["DeviceExecutable", "NovaError", "alive", "load_kernel", "synchronize"]

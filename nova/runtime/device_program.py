@@ -1,0 +1,190 @@
+"""The step program of a GPU: the same list of calls, launched in order on one stream, with what surrounds them.
+
+    define i64 @step(ptr %table) {
+      push the device's context
+      count cells:  staging[24] = *host; *host += 1        ; step counts that optimizers keep on the CPU
+      copy staging to the block of scalars                  ; pageable memory: the driver has read it when it returns
+      call void @nova_kernel_3(ptr %a0)                     ; launches; stop at the first that fails
+      call memcpy(device to device) ...
+      copy the error records to page-locked memory          ; read later, without waiting
+      record the event after which the arena is free
+      pop the context
+    }
+
+Nothing waits for the GPU, except where a number in the CPU's memory has a new value that only the GPU knows ("fetch").
+Addresses that are known at run time lie in `@nova_device`, which the executable fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nova.runtime.dtypes import itemsize
+from nova.runtime.step_plan import ERROR_BYTES, AtenCall, BucketReady, CopyBytes, HostCell, KernelCall, StepPlan
+from nova.runtime.step_program import CALLBACK, TableLayout, kernel_symbol, layout
+
+CONTEXT = "nova_device"
+WORDS = (
+    "cuCtxPushCurrent", "cuCtxPopCurrent", "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuMemcpyDtoHAsync",
+    "cuEventRecord", "cuStreamSynchronize",  # the driver's functions
+    "context", "stream", "status",  # a CUcontext; addresses of the cells
+    "event", "staging", "block", "errors", "errors_host", "popped",
+)  # fmt: skip
+DRIVER_CALL = 1 << 40  # what @step returns where a copy, an event or the context failed; the status says how
+
+
+def emit(plan: StepPlan) -> str:
+    """LLVM IR text of the step."""
+    table = layout(plan)
+    used = sorted({item.kernel for item in plan.items if isinstance(item, KernelCall)})
+    lines = [
+        f"; step {plan.name} on {plan.device}",
+        f"@{CONTEXT} = global [{len(WORDS)} x ptr] zeroinitializer, align 8",
+        f"declare i64 @{CALLBACK}(i64)",
+        *(f"declare void @{kernel_symbol(k)}(ptr) nounwind" for k in used),
+        "",
+        "define i64 @step(ptr %table) {",
+        "entry:",
+    ]
+    writer = _Writer()
+    lines += [*_words(), "  %stream = load ptr, ptr %w_stream"]
+    lines += writer.checked("call i32 %w_cuCtxPushCurrent(ptr %w_context)", "unpushed")
+    lines += [line for cell, slot in zip(plan.cells, table.cell_slot, strict=True) for line in _read(cell, slot)]
+    if plan.staged_bytes:
+        lines += writer.checked(
+            f"call i32 %w_cuMemcpyHtoDAsync(ptr %w_block, ptr %w_staging, i64 {plan.staged_bytes}, ptr %stream)"
+        )
+    lines += _items(plan, table, writer)
+    lines += _after(plan, table, writer)  # (its event makes sure that something can fail)
+    return "\n".join([
+        *lines, "  br label %end", "end:", f"  %result = phi i64 {writer.results('0')}",
+        "  %popped = call i32 %w_cuCtxPopCurrent(ptr %w_popped)", "  ret i64 %result",
+        "failed:", f"  %code = phi i32 {writer.failures['failed']}", *_keep("code"), "  br label %end",
+        "unpushed:", f"  %first = phi i32 {writer.failures['unpushed']}", *_keep("first"), f"  ret i64 {DRIVER_CALL}",
+        "}", "",
+    ])  # fmt: skip
+
+
+def _words() -> Iterator[str]:
+    for position, name in enumerate(WORDS):
+        yield f"  %w_{name}_p = getelementptr ptr, ptr @{CONTEXT}, i64 {position}"
+        yield f"  %w_{name} = load ptr, ptr %w_{name}_p"
+
+
+def _keep(code: str) -> list[str]:
+    return [f"  %{code}_wide = zext i32 %{code} to i64", f"  store i64 %{code}_wide, ptr %w_status"]
+
+
+class _Writer:
+    """Numbers blocks, and remembers which ones leave for the common exits."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.block = "entry"
+        self.failures: dict[str, str] = {"failed": "", "unpushed": ""}
+        self._stops: list[tuple[str, str]] = []
+
+    def next(self) -> int:
+        self.count += 1
+        return self.count
+
+    def checked(self, call: str, exit: str = "failed") -> list[str]:
+        """A call of the driver whose failure ends the step."""
+        n = self.next()
+        known = self.failures[exit]
+        self.failures[exit] = f"{known}{', ' if known else ''}[%c{n}, %{self.block}]"
+        self.block = f"b{n}"
+        return [
+            f"  %c{n} = {call}",
+            f"  %k{n} = icmp eq i32 %c{n}, 0",
+            f"  br i1 %k{n}, label %b{n}, label %{exit}",
+            f"b{n}:",
+        ]
+
+    def stop_unless_zero(self, value: str, result: str) -> list[str]:
+        """Ends the step with `result` where an i64 is not zero."""
+        n = self.next()
+        self._stops.append((result, self.block))
+        self.block = f"b{n}"
+        return [
+            f"  %k{n} = icmp eq i64 {value}, 0",
+            f"  br i1 %k{n}, label %b{n}, label %end",
+            f"b{n}:",
+        ]
+
+    def results(self, last: str) -> str:
+        found = [*self._stops, (last, self.block), (str(DRIVER_CALL), "failed")]
+        return ", ".join(f"[{value}, %{block}]" for value, block in found)
+
+
+_TYPES = {"f64": "double", "f32": "float", "bf16": "bfloat", "f16": "half"}
+_ADDED = {"f64": "1.0", "f32": "1.0"}
+
+
+def _read(cell: HostCell, slot: int) -> list[str]:
+    """One number from the CPU's memory into the staging block; a count moves on."""
+    bits = 8 * itemsize(cell.dtype)
+    kind = _TYPES.get(cell.dtype, f"i{bits}")
+    n = f"_{cell.input}"
+    lines = [
+        f"  %hp{n} = getelementptr i8, ptr %table, i64 {8 * slot}",
+        f"  %h{n} = load ptr, ptr %hp{n}",
+        f"  %v{n} = load {kind}, ptr %h{n}",
+        f"  %s{n} = getelementptr i8, ptr %w_staging, i64 {cell.offset}",
+        f"  store {kind} %v{n}, ptr %s{n}",
+    ]
+    if cell.update == "count":
+        add = f"fadd {kind} %v{n}, {_ADDED[cell.dtype]}" if cell.dtype in _ADDED else f"add {kind} %v{n}, 1"
+        lines += [f"  %u{n} = {add}", f"  store {kind} %u{n}, ptr %h{n}"]
+    return lines
+
+
+def can_count(dtype: str) -> bool:
+    """Whether the host can add one to a number of this type as PyTorch does."""
+    return dtype in _ADDED or dtype in ("i64", "i32")
+
+
+def _items(plan: StepPlan, table: TableLayout, writer: _Writer) -> Iterator[str]:
+    for number, (item, first) in enumerate(zip(plan.items, table.first_slot, strict=True)):
+        argument = f"  %a{number} = getelementptr i8, ptr %table, i64 {8 * first}"
+        match item:
+            case KernelCall():
+                yield argument
+                if item.table:
+                    yield f"  %t{number} = load ptr, ptr %a{number}"
+                    yield f"  %m{number} = getelementptr i8, ptr %a{number}, i64 8"
+                    nbytes = 8 * (len(item.slots) - 1)
+                    yield from writer.checked(
+                        f"call i32 %w_cuMemcpyHtoDAsync(ptr %t{number}, ptr %m{number}, i64 {nbytes}, ptr %stream)"
+                    )
+                yield f"  call void @{kernel_symbol(item.kernel)}(ptr %a{number}) ; {item.symbol}"
+                yield f"  %s{number} = load i64, ptr %w_status"
+                yield from writer.stop_unless_zero(f"%s{number}", str(number + 1))
+            case CopyBytes():
+                yield argument
+                yield f"  %t{number} = load ptr, ptr %a{number}"
+                yield f"  %o{number} = getelementptr i8, ptr %a{number}, i64 8"
+                yield f"  %u{number} = load ptr, ptr %o{number}"
+                yield from writer.checked(
+                    f"call i32 %w_cuMemcpyDtoDAsync(ptr %t{number}, ptr %u{number}, i64 {item.nbytes}, ptr %stream)"
+                )
+            case AtenCall() | BucketReady():
+                yield f"  %s{number} = call i64 @{CALLBACK}(i64 {number})"
+                yield from writer.stop_unless_zero(f"%s{number}", str(number + 1))
+
+
+def _after(plan: StepPlan, table: TableLayout, writer: _Writer) -> Iterator[str]:
+    if plan.error_slots > 1:
+        nbytes = plan.error_slots * ERROR_BYTES
+        yield from writer.checked(
+            f"call i32 %w_cuMemcpyDtoHAsync(ptr %w_errors_host, ptr %w_errors, i64 {nbytes}, ptr %stream)"
+        )
+    fetched = [(c, slot) for c, slot in zip(plan.cells, table.cell_slot, strict=True) if c.update == "fetch"]
+    for cell, _ in fetched:
+        n = f"_{cell.input}"
+        yield f"  %d{n} = getelementptr i8, ptr %w_block, i64 {cell.offset}"
+        nbytes = itemsize(cell.dtype)
+        yield from writer.checked(f"call i32 %w_cuMemcpyDtoHAsync(ptr %h{n}, ptr %d{n}, i64 {nbytes}, ptr %stream)")
+    yield from writer.checked("call i32 %w_cuEventRecord(ptr %w_event, ptr %stream)")
+    if fetched:
+        yield from writer.checked("call i32 %w_cuStreamSynchronize(ptr %stream)")

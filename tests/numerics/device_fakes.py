@@ -1,0 +1,130 @@
+"""A GPU that is the CPU: the driver's functions as ctypes callbacks, kernels compiled for the CPU behind real launchers.
+
+Everything that a step does on a device runs for real (launchers, step program, scalars, errors, events), except
+that a launch calls a CPU kernel at once, with the parameter buffer that the launcher gave.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from nova.gpu import launcher
+from nova.gpu.compile import GpuKernel
+from nova.gpu.launcher import Launch
+from nova.runtime import cuda, orc
+from nova.runtime.device_executable import DeviceExecutable
+
+_I, _P = ctypes.c_int, ctypes.c_void_p
+_SIGNATURES = {
+    "cuLaunchKernel": [_P, *[ctypes.c_uint] * 7, _P, _P, _P],
+    "cuMemcpyHtoDAsync": [_P, _P, ctypes.c_size_t, _P], "cuMemcpyDtoDAsync": [_P, _P, ctypes.c_size_t, _P],
+    "cuMemcpyDtoHAsync": [_P, _P, ctypes.c_size_t, _P],
+    "cuCtxPushCurrent": [_P], "cuCtxPopCurrent": [_P], "cuEventRecord": [_P, _P], "cuEventSynchronize": [_P],
+    "cuEventDestroy": [_P], "cuStreamSynchronize": [_P], "cuStreamWaitEvent": [_P, _P, _I], "cuMemFreeHost": [_P],
+}  # fmt: skip
+
+
+class FakeDriver(cuda.Driver):
+    """Records every call in `log`. `failing`: name of a function -> CUresult that its next call gives."""
+
+    def __init__(self):
+        self.log: list[tuple[str, tuple]] = []
+        self.failing: dict[str, int] = {}
+        self.kernels: dict[int, tuple[Any, bool]] = {}  # CUfunction -> (CPU entry, whether its parameter is a table)
+        self._functions = {name: self._make(name, types) for name, types in _SIGNATURES.items()}
+
+    def _make(self, name, types):
+        def run(*args):
+            self.log.append((name, args))
+            if self.failing.get(name):
+                return self.failing.pop(name)
+            return getattr(self, "_" + name, lambda *_: 0)(*args) or 0
+
+        return ctypes.CFUNCTYPE(_I, *types)(run)
+
+    def result(self, name, *args):
+        return self._functions[name](*args) if name in self._functions else 0
+
+    def error(self, code, what):
+        return cuda.CudaError(f"{what} failed with CUDA_ERROR_FAKE ({code})", code)
+
+    def _cuMemcpyHtoDAsync(self, target, source, nbytes, stream):
+        ctypes.memmove(target, source, nbytes)
+
+    _cuMemcpyDtoDAsync = _cuMemcpyDtoHAsync = _cuMemcpyHtoDAsync
+
+    def _cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, params, extra):
+        words = (ctypes.c_void_p * 5).from_address(extra)
+        entry, table = self.kernels[function]
+        size = ctypes.c_size_t.from_address(words[3]).value
+        assert not params and (words[0], words[2]) == (1, 2) and words[4] is None and size % 8 == 0
+        entry(ctypes.c_void_p.from_address(words[1]).value if table else words[1])
+
+    def called(self, name):
+        return [args for found, args in self.log if found == name]
+
+
+class _Module:
+    def __init__(self, device, library, name):
+        self.device, self.library, self.name = device, library, name
+
+    def function(self, symbol, shared):
+        entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.library[self.name])
+        handle = 1000 + len(self.device.driver.kernels)
+        self.device.driver.kernels[handle] = (entry, symbol.endswith("_table"))
+        return handle
+
+
+class FakeDevice(cuda.Device):
+    def __init__(self):
+        import threading
+
+        self.index, self.driver, self.name = 0, FakeDriver(), "fake"
+        self.lock = threading.RLock()
+        self.stream, self.status = ctypes.c_uint64(0), ctypes.c_uint64(0)
+        self.handle = ctypes.c_void_p(7)
+        self.now = 5
+        self._pinned: list[Any] = []
+
+    def load(self, ptx, cubin, what):
+        return _Module(self, orc.load(cubin, [what]), what)
+
+    def current_stream(self):
+        return self.now
+
+    def new_event(self, timing=False):
+        return 77
+
+    def pinned(self, nbytes):
+        self._pinned.append((ctypes.c_char * nbytes)())
+        return ctypes.addressof(self._pinned[-1])
+
+
+def on_gpu(kernel, parameters: int = 16, table: bool = False, launches: int = 1) -> GpuKernel:
+    """A CPU kernel as a GPU's: its object stands where the machine code would."""
+    symbol = kernel.entry + ("_table" if table else "")
+    made = tuple(Launch(symbol, (3, 1, 1), 64, 0, 1 if table else parameters) for _ in range(launches))
+    text = launcher.host_ir(kernel.entry, made)
+    return GpuKernel(
+        kernel.name, kernel.entry, orc.compile_ir(text, 0), kernel.workspace, text, "", kernel.object_code, made
+    )
+
+
+class FakeExecutable(DeviceExecutable):
+    """A device executable whose device is a FakeDevice and whose tensors are the CPU's."""
+
+    device = FakeDevice()
+
+    def _where(self, plan):
+        return torch.device("cpu")
+
+    def _driver_device(self, plan):
+        return FakeExecutable.device
+
+    def _bind_types(self):
+        super()._bind_types()
+        for expected in (*self._inputs, *self._outputs):
+            object.__setattr__(expected, "device", "cpu")

@@ -1,0 +1,226 @@
+"""Steps on a GPU that is faked on the CPU: launchers, scalars, host cells, errors, streams; then whole models."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+import nova
+from nova import pipeline
+from nova.capture import session
+from nova.gpu import launcher
+from nova.gpu.launcher import Launch
+from nova.runtime import cuda, executable, orc, placement
+from nova.runtime.step_plan import GraphValue
+from nova.schedule import target
+from tests import models
+from tests.numerics import runtime_kernels as kernels
+from tests.numerics.device_fakes import FakeDevice, FakeExecutable, on_gpu
+from tests.numerics.test_runtime import Builder
+
+
+@pytest.fixture
+def device(monkeypatch):
+    fresh = FakeDevice()
+    monkeypatch.setattr(FakeExecutable, "device", fresh)
+    monkeypatch.setattr(
+        executable, "class_for", lambda plan: FakeExecutable if plan.device != "cpu" else executable.Executable
+    )
+    return fresh
+
+
+def device_step(n: int = 8, host: bool = False) -> Builder:
+    """p <- p + g * lr; returns p * p. With `host`, lr is a CPU tensor f64 that the step also counts up."""
+    b = Builder()
+    b.graph.device = "cuda:0"
+    p, g = b.input(n, name="p"), b.input(n, name="g")
+    lr = b.value((), "f64", "tensor" if host else "scalar", name="lr")
+    b.graph.values[lr].host = host
+    update = b.call(on_gpu(kernels.scale(n)), [g, lr], (n,))
+    new = b.call(on_gpu(kernels.add(n)), [p, update], (n,), inplace=[(0, 0), (1, 0)])
+    square = b.call(on_gpu(kernels.mul(n)), [new, new], (n,))
+    b.output(new, state_of=p)
+    b.output(square)
+    return b
+
+
+def test_a_step_launches_in_order_on_the_current_stream(device):
+    step = device_step().link()
+    p, g = torch.randn(8), torch.randn(8)
+    want = p.clone()
+    for lr, stream in ((0.5, 5), (0.25, 9), (-1.0, 9)):
+        device.now = stream
+        (out,) = step([p, g], [lr])
+        want = want + g * lr
+        assert torch.allclose(p, want) and torch.allclose(out, want * want)
+    launches = device.driver.called("cuLaunchKernel")
+    assert len(launches) == 9
+    assert [args[8] for args in launches] == [5] * 3 + [9] * 6
+    assert all(args[1:8] == (3, 1, 1, 64, 1, 1, 0) for args in launches)
+    names = [name for name, _ in device.driver.log]
+    assert names.count("cuCtxPushCurrent") >= 3 and names.count("cuEventRecord") == 3
+    assert len(device.driver.called("cuStreamWaitEvent")) == 1  # the arena changed hands once
+
+
+def test_numbers_in_the_cpus_memory_travel_with_the_scalars(device):
+    b = device_step(host=True)
+    lr = next(i for i, v in enumerate(b.graph.values) if v.host)
+    b.graph.values.append(GraphValue((), "f64"))
+    step = b.link()
+    assert step.plan.cells[0].update == "" and step.plan.staged_bytes == 8
+    p, g, rate = torch.randn(8), torch.randn(8), torch.tensor(0.5, dtype=torch.float64)
+    want = p + g * 0.5
+    step([p, g, rate])
+    assert torch.allclose(p, want)
+    rate.fill_(2.0)
+    step([p, g, rate])
+    assert torch.allclose(p, want + g * 2.0)
+    assert lr == 2
+
+
+def test_a_failed_launch_is_an_error_that_names_the_kernel_and_the_next_call_works(device):
+    step = device_step().link()
+    p, g = torch.randn(8), torch.randn(8)
+    before = p.clone()
+    device.driver.failing["cuLaunchKernel"] = 701
+    with pytest.raises(cuda.CudaError, match=r"launching kernel scale.*\(3, 1, 1\) x 64"):
+        step([p, g], [0.5])
+    assert torch.equal(p, before)
+    step([p, g], [0.5])
+    assert torch.allclose(p, before + g * 0.5)
+    for name in ("cuMemcpyHtoDAsync", "cuCtxPushCurrent", "cuEventRecord"):
+        device.driver.failing[name] = 1
+        with pytest.raises(cuda.CudaError, match="the compiled step"):
+            step([p, g], [0.5])
+
+
+def test_what_a_kernel_found_is_raised_by_a_later_call_or_by_synchronize(device):
+    n = 4
+    b = Builder()
+    b.graph.device = "cuda:0"
+    x = b.input(n, name="x", dtype="i64")
+    y = b.call(
+        on_gpu(kernels.checked_copy(n)), [x], (n,), "i64", raises="IndexError: {value} is out of range", source="line 3"
+    )
+    b.output(y)
+    step = b.link()
+    good, bad = torch.ones(n, dtype=torch.int64), torch.tensor([1, -7, 1, 1])
+    step([good])
+    step([bad])  # nothing is known yet as far as the caller is concerned
+    with pytest.raises(IndexError, match="-7 is out of range") as caught:
+        step([good])
+    assert "line 3" in str(caught.value)
+    step([good])
+    step([bad])
+    with pytest.raises(IndexError, match="-7"):
+        nova.synchronize()
+    nova.synchronize()
+
+
+def test_host_cost_of_a_launch():
+    device = FakeDevice()
+    text = launcher.host_ir("k", [Launch("k", (1, 1, 1), 32, 0, 4)])
+    library = orc.load(orc.compile_ir(text, 0), ["k", launcher.CONTEXT])
+    native = orc.load(
+        orc.compile_ir(
+            "define i32 @launch(ptr %f, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr) {\n  ret i32 0\n}", 0
+        ),
+        ["launch"],
+    )
+    device.driver.address = lambda name: native["launch"]
+    launcher.fill(library, device, [1])
+    loop = """
+declare void @k(ptr)
+define void @many(ptr %args) {
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%next, %loop]
+  call void @k(ptr %args)
+  %next = add i64 %i, 1
+  %more = icmp ult i64 %next, 100000
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}"""
+    import ctypes
+
+    many = orc.load(orc.compile_ir(loop), ["many"], {"k": library["k"]})
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(many["many"])
+    args = (ctypes.c_int64 * 4)()
+    start = time.perf_counter()
+    run(ctypes.addressof(args))
+    assert (time.perf_counter() - start) / 100000 < 1e-6
+
+
+# ---- whole steps
+
+
+@pytest.fixture
+def whole(device, monkeypatch):
+    """nova.jit as if every tensor were on a GPU, except what `host` names."""
+
+    def build(text, chosen):
+        *_, (_, module) = pipeline.lower_kernel(text, target.host(), last=3)
+        from nova.cpu.compile import compile_kernel
+
+        kernel = compile_kernel(str(module), target.host())
+        return on_gpu(kernel, table='nova.kernel = "multi_tensor"' in text)
+
+    monkeypatch.setenv("NOVA_WORKERS", "0")
+    monkeypatch.setenv("NOVA_CACHE", "0")
+    monkeypatch.setattr(pipeline, "build_kernel", build)
+    monkeypatch.setattr(placement, "device_of", lambda captured: "cuda:0")
+    by_name = target.by_name
+    monkeypatch.setattr(target, "by_name", lambda name: by_name("h200" if name == "cuda:0" else name))
+    original = session.capture
+
+    def capture(*args, **kwargs):
+        """The recorded step, its tensors said to be on a GPU: all but step counts, as eager has them."""
+        captured = original(*args, **kwargs)
+        signature = captured.step.signature
+        for specs in (signature.inputs, signature.outputs):
+            for i, spec in enumerate(specs):
+                name = str(getattr(spec, "source", "")) if hasattr(spec, "source") else ""
+                counted = name.endswith("['step']") or (
+                    not name and spec.kind == "state" and str(signature.inputs[spec.input].source).endswith("['step']")
+                )
+                if not counted and getattr(spec, "role", "") not in ("scalar", "seed"):
+                    object.__setattr__(spec, "type", type(spec.type)(spec.type.shape, spec.type.dtype, "cuda:0"))
+        return captured
+
+    monkeypatch.setattr(session, "capture", capture)
+    return device
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt2", "gan", "convnet"])
+def test_models_train_as_in_eager(whole, name):
+    results = []
+    for transform in (lambda f: f, nova.jit):
+        torch.manual_seed(0)
+        case = models.build(name, steps=6)
+        step = transform(case.step)
+        losses = [step(*batch) for batch in case.batches]
+        results.append((losses, case.state(), step))
+    (eager, eager_state, _), (compiled, state, step) = results
+    for a, b in zip(eager, compiled, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+    for key, value in eager_state.items():
+        torch.testing.assert_close(state[key], value, rtol=1e-3, atol=1e-4, msg=lambda m: f"{key}: {m}")
+    (variant,) = step._variants[:1]
+    assert isinstance(variant.executable, FakeExecutable)
+    cells = variant.executable.plan.cells
+    assert cells and all(cell.update == "count" for cell in cells)
+
+
+def test_a_stored_step_is_loaded_again(whole):
+    torch.manual_seed(0)
+    case = models.build("mlp", steps=3)
+    step = nova.jit(case.step)
+    step(*case.batches[0])
+    made = step._variants[0].executable
+    meta, blobs = made.entry()
+    again = FakeExecutable.from_entry(meta, blobs)
+    assert again.plan == made.plan
