@@ -47,10 +47,24 @@ def elementwise(it: Distributor, op: Op) -> None:
     tile = next((v for v in operands if v.shape is not None), None)
     if tile is not None:
         operands = [it.tile(v, tile.layout) if is_tile(v) else it.scalar_of(v) for v in op.operands]
+    layout, shape = (None, None) if tile is None else (tile.layout, tile.shape)
+    made = _several(it, op, operands) if len(op.results) > 1 else [_emit(it, op, operands, _element(op), shape)]
+    for result, value in zip(op.results, made, strict=True):
+        it.set(result, Value(value.name, value.element, value.shape, layout))
+
+
+def _element(op: Op) -> str:
     result = op.results[0].type
-    element = str(ir.VectorType(result).element_type) if is_tile(op.results[0]) else str(result)
-    made = _emit(it, op, operands, element, None if tile is None else tile.shape)
-    it.set(op.results[0], Value(made.name, made.element, made.shape, None if tile is None else tile.layout))
+    return str(ir.VectorType(result).element_type) if is_tile(op.results[0]) else str(result)
+
+
+def _several(it: Distributor, op: Op, operands: list[Value]) -> list[Value]:
+    """An op whose results all have the operands' type, such as arith.mului_extended."""
+    first = operands[0]
+    results = [Value(it.fresh(), first.element, first.shape) for _ in op.results]
+    left, types = (", ".join(getattr(r, field) for r in results) for field in ("name", "type"))
+    it.line(f"{left} = {it.generic(op.name, operands, _attributes(op))} -> ({types})")
+    return results
 
 
 def _emit(it: Distributor, op: Op, operands: list[Value], element: str, shape: Any) -> Value:

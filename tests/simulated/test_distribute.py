@@ -1,5 +1,7 @@
 """Per-thread code does what the tile program says: every family of ops, over element types and layouts."""
 
+import re
+
 import numpy as np
 import pytest
 from tile_programs import MEMORY, compare, level5, numbers
@@ -7,6 +9,7 @@ from tile_programs import MEMORY, compare, level5, numbers
 from nova.gpu import exchange
 from nova.tile.builder import Program
 from nova.tile.layout import NestedLayout, blocked, mma_accumulator, mma_lhs
+from nova.tile.text import Value
 
 ELEMENTS = sorted(MEMORY)
 RAGGED = blocked((4, 64), (2, 2), (2, 16), 2)
@@ -205,3 +208,62 @@ def test_scalars_in_memory() -> None:
     source = numbers("i8", 256).view(np.uint8)
     source[100:110] %= 2
     compare(program, [source, np.zeros(256, np.uint8)])
+
+
+def test_an_op_of_two_results() -> None:
+    layout = blocked((64,), (2,), (32,), 1)
+    program = Program("product", 2, (1, 1, 1), 64)
+    x = program.load(program.args[0], 0, [0], "i32", layout, strides=[1])
+    low, high = program.fresh(), program.fresh()
+    program.line(
+        f'{low}, {high} = "arith.mului_extended"({x.name}, {x.name}) : ({x.type}, {x.type}) -> ({x.type}, {x.type})'
+    )
+    program.store(Value(high, "i32", x.shape, layout), program.args[1], 0, [0], strides=[1])
+    compare(program, [numbers("i32", 64), np.zeros(64, np.int32)])
+
+
+def test_offsets_of_64_bits() -> None:
+    layout = blocked((4, 64), (2, 2), (2, 16), 2)
+    program = Program("wide", 2, (2, 1, 1), 128)
+    row = program.mul(program.program_id(0), 4)
+    x = program.load(program.args[0], 64, [row, 0], "i16", layout, strides=[64, 1], vector=2, wide=True)
+    program.store(x, program.args[1], program.mul(row, 64), [0, 0], strides=[64, 1], vector=2, wide=True)
+    compare(program, [numbers("i16", 9 * 64), np.zeros(512, np.int16)])
+
+
+@pytest.mark.parametrize("element, value", [("f32", -0.5), ("i1", True), ("i64", -3), ("bf16", 2.0), ("f64", 0.1)])
+def test_a_tile_of_equal_elements_is_stored(element: str, value: float) -> None:
+    layout = blocked((100,), (1,), (25,), 2)
+    program = Program("fill", 1, (2, 1, 1), 64)
+    at = program.mul(program.program_id(0), 100)
+    tile = program.splat(value, (100,), element)
+    program.store(tile, program.args[0], 0, [at], strides=[1], extents=[150], vector=2, layout=layout)
+    compare(program, [np.zeros(150, MEMORY[element])])
+
+
+@pytest.mark.parametrize("dims", [[0], [1], [0, 1]])
+def test_reduce_over_warps_that_are_no_power_of_two(dims: list[int]) -> None:
+    layout = NestedLayout((3, 2), (1, 2), (1, 1), (4, 8), (2, 1), (1, 3), (8, 1))
+    rows, columns = layout.shape
+    program = Program("reduce", 2, (1, 1, 1), 192)
+    x = program.load(program.args[0], 0, [0, 0], "f32", layout, strides=[columns, 1])
+    total = program.reduce(x, dims, "addf")
+    if total.is_tile:
+        program.store(total, program.args[1], 0, [0], strides=[1])
+    else:
+        program.store_scalar(total, program.args[1], 0)
+    compare(program, [numbers("f32", rows * columns), np.zeros(rows + columns, np.float32)])
+
+
+def test_many_changes_of_layout_in_a_loop_share_memory() -> None:
+    """Scratch is used again: the simulator would find what is overwritten too early."""
+    source, target = blocked((64, 64), (4, 1), (4, 8), 4), blocked((64, 64), (1, 4), (32, 1), 4)
+    program = Program("swap", 2, (1, 1, 1), 128)
+    x = program.load(program.args[0], 0, [0, 0], "f32", source, strides=[64, 1], vector=4)
+    with program.for_(0, 3, 1, [x]) as loop:
+        y = program.to_layout(program.binary("arith.addf", loop.carried[0], 1.0), target)
+        y = program.binary("arith.mulf", y, program.expand(program.reduce(y, [1], "maximumf"), [1], target))
+        loop.yield_([program.to_layout(y, source)])
+    program.store(program.to_layout(loop.results[0], target), program.args[1], 0, [0, 0], strides=[64, 1], vector=4)
+    compare(program, [numbers("f32", 4096), np.zeros(4096, np.float32)])
+    assert int(re.search(r"nova_gpu.shared = (\d+)", level5(program))[1]) <= 64 * 64 * 4 + 1024

@@ -1,0 +1,67 @@
+"""The arena of shared memory: live areas never overlap, and what may still be read is not written without a barrier."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nova.gpu.shared_arena import SMALL, Area, Arena
+
+
+@given(st.lists(st.tuples(st.integers(1, 20000), st.integers(0, 3)), max_size=40))
+def test_areas(steps: list[tuple[int, int]]) -> None:
+    """Any order of taking, releasing and synchronising."""
+    arena, reading = Arena(), []
+    for size, what in steps:
+        if what < 2:
+            area, wait = arena.take(size)
+            assert area.end - area.start >= size and area.start % 128 == 0 and area.end <= arena.total
+            assert not any(area.meets(other) for other in arena.live if other is not area)
+            assert wait or not any(area.meets(other) for other in reading)
+            if wait:
+                arena.synchronised()
+                reading.clear()
+        elif arena.live and what == 2:
+            area = arena.live[size % len(arena.live)]
+            arena.release(area)
+            reading.append(area)
+        else:
+            arena.synchronised()
+            reading.clear()
+
+
+def test_small_scratch_spreads_out_instead_of_waiting() -> None:
+    arena, waits = Arena(), []
+    for _ in range(SMALL // 1024 + 1):
+        area, wait = arena.take(1024)
+        waits.append(wait)
+        if wait:
+            arena.synchronised()
+        arena.release(area)
+    assert waits == [False] * (SMALL // 1024) + [True]
+
+
+def test_a_loop_waits_at_its_top_and_may_not_run() -> None:
+    arena = Arena()
+    first, _ = arena.take(256)
+    arena.release(first)
+    with arena.repeated():
+        area, wait = arena.take(256)
+        assert wait
+        arena.synchronised()
+        arena.release(area)
+    assert set(arena.busy) == {first, area} and not arena.everything_busy
+
+
+def test_a_loop_without_scratch_changes_nothing() -> None:
+    arena = Arena()
+    with arena.repeated():
+        pass
+    assert arena.take(64) == (Area(0, 128), False)
+
+
+def test_branches_join() -> None:
+    arena = Arena()
+    before = arena.state()
+    area, _ = arena.take(512)
+    arena.release(area)
+    arena.restore(arena.state(), before)
+    assert arena.busy == [area]
