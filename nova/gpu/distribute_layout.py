@@ -27,7 +27,7 @@ def iota(it: Distributor, op: Op) -> None:
     if isinstance(own, int):
         it.set(op.results[0], Value(numbers.name, "i32", numbers.shape, layout))
         return
-    start = it.broadcast(own, layout.registers)
+    start = it.broadcast(it.scalar(own), layout.registers)
     it.set(op.results[0], it.binary("arith.addi", start, numbers, layout))
 
 

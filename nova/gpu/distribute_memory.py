@@ -196,7 +196,7 @@ def window_places(
     registers = runs(layout, run_dim(layout, window.strides, width), width)
     pointer = thread_pointer(it, window, layout, element)
     constants = register_offsets(layout, window.strides)[registers[:, 0]] * element_bytes(element)
-    inside = bounds(it, window, layout, registers[:, 0])
+    inside = bounds(it, window, layout, registers[:, 0].tolist())
     joined: dict[str, Value | None] = {}
     places = []
     for constant, test in zip(constants, inside, strict=True):

@@ -72,18 +72,18 @@ def plan(source: NestedLayout, target: NestedLayout, size: int, threads: int) ->
 def _candidates(source: NestedLayout, target: NestedLayout, size: int, by_warp: bool) -> Iterator[Exchange]:
     shape = source.shape
     for fast in reversed(range(source.rank)):
-        widths = [run_width(layout, fast, size) for layout in (source, target)]
+        written, read = run_width(source, fast, size), run_width(target, fast, size)
         strides, total = _strides(shape, fast, 0)
-        yield Exchange(strides, total, Swizzle(), *widths, by_warp)
+        yield Exchange(strides, total, Swizzle(), written, read, by_warp)
         if source.rank == 1:
             continue
         if all(n & (n - 1) == 0 for n in (*shape, source.registers, target.registers)):
-            for swizzle in _swizzles(shape[fast], total, max(widths), size):
-                yield Exchange(strides, total, swizzle, *widths, by_warp)
+            for swizzle in _swizzles(shape[fast], total, max(written, read), size):
+                yield Exchange(strides, total, swizzle, written, read, by_warp)
         for step in (1, 2, 4, 8):
-            padding = step * max(widths)
+            padding = step * max(written, read)
             if padding * size <= BANKS * BANK_BYTES:
-                yield Exchange(*_strides(shape, fast, padding), Swizzle(), *widths, by_warp)
+                yield Exchange(*_strides(shape, fast, padding), Swizzle(), written, read, by_warp)
 
 
 def _swizzles(row: int, total: int, width: int, size: int) -> Iterator[Swizzle]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -259,7 +259,7 @@ class ThreadCode(Emitter):
         names = ", ".join(s.name for s in scalars)
         return self.result(f"vector.from_elements {names} : {kind}", scalars[0].element, len(scalars), layout)
 
-    def take(self, vector: Value, registers: Sequence[int], layout: Any = None) -> Value:
+    def take(self, vector: Value, registers: Iterable[int], layout: Any = None) -> Value:
         """The registers named, in that order; they may repeat."""
         registers = [int(r) for r in registers]
         count = count_of(vector)
@@ -321,17 +321,14 @@ class ThreadCode(Emitter):
 
     def offset(self, pointer: Value, by: Operand, element: str = "i8") -> Value:
         """`pointer` moved by so many elements."""
-        if isinstance(by, int):
-            if by == 0:
-                return pointer
-            if abs(by) >= 1 << 30:
-                by = self.constant(by, "i64")
         unit, kind = memory_element(element), pointer.element
-        if isinstance(by, int):
+        if isinstance(by, int) and by == 0:
+            return pointer
+        if isinstance(by, int) and abs(by) < 1 << 30:  # what the op's 32-bit constants hold
             return self.result(f"llvm.getelementptr {pointer.name}[{by}] : ({kind}) -> {kind}, {unit}", kind)
-        return self.result(
-            f"llvm.getelementptr {pointer.name}[{by.name}] : ({kind}, {by.element}) -> {kind}, {unit}", kind
-        )
+        step = self.scalar(by, "i64")
+        text = f"llvm.getelementptr {pointer.name}[{step.name}] : ({kind}, {step.element}) -> {kind}, {unit}"
+        return self.result(text, kind)
 
     def load(self, pointer: Value, element: str, count: int | None = None) -> Value:
         """A scalar, or a vector in one access; aligned to its size. Memory elements: i8, not i1."""
