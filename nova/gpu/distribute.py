@@ -35,10 +35,18 @@ from nova.tile.layout import WARP, NestedLayout
 from nova.tile.text import Operand, Value
 
 FAMILIES = (
-    "nova.gpu.distribute_control", "nova.gpu.distribute_elementwise", "nova.gpu.distribute_memory",
-    "nova.gpu.distribute_reduce", "nova.gpu.distribute_layout", "nova.gpu.distribute_scalars",
-    "nova.gpu.distribute_scan", "nova.gpu.distribute_check", "nova.gpu.async_copy", "nova.gpu.fragments", "nova.gpu.mma_sync",
-)  # fmt: skip
+    "nova.gpu.distribute_control",
+    "nova.gpu.distribute_elementwise",
+    "nova.gpu.distribute_memory",
+    "nova.gpu.distribute_reduce",
+    "nova.gpu.distribute_layout",
+    "nova.gpu.distribute_scalars",
+    "nova.gpu.distribute_scan",
+    "nova.gpu.distribute_check",
+    "nova.gpu.async_copy",
+    "nova.gpu.fragments",
+    "nova.gpu.mma_sync",
+)
 """Modules whose import registers lowerings."""
 
 SHARED_MEMORY = (
