@@ -78,6 +78,7 @@ class Contraction:
     outputs: list[tuple[ir.Value, Access]]
     generics: dict[ir.Value, tuple[Generic, int]]  # result value -> its generic and result number
     accesses: dict[tuple[ir.Operation, int], Access]  # (generic op, operand number) -> access of a kernel buffer
+    tf32: bool = False  # float32 operands may be rounded to TF32
     indexed: set[int] = field(default_factory=set)  # dimensions that a region asks for with linalg.index
 
     @property
@@ -160,6 +161,7 @@ def read(kernel: ir.OpView) -> Contraction:
         outputs=outputs,
         generics=generics,
         accesses=accesses,
+        tf32="nova.tf32" in function.attributes or "nova.tf32" in core.op.attributes,
         indexed=set(_indexed(generics)),
     )
     _check_body(core, name)
@@ -318,6 +320,6 @@ def problem_of(c: Contraction) -> ContractionProblem:
         output_bytes=sum(_bytes(access.element) for _, access in c.outputs),
         epilogue_bytes=sum(_bytes(access.element) for access in reads),
         epilogue_operations=operation_count(c),
-        compute="tf32" if "nova.tf32" in c.core.op.attributes else "",
+        compute="tf32" if c.tf32 and str(c.lhs.element) == str(c.rhs.element) == "f32" else "",
         n_tile_limit=c.tile,
     )  # fmt: skip

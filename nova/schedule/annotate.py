@@ -55,10 +55,12 @@ def schedule_kernel(kernel: ir.OpView, target: Target) -> Any:
     """The schedule of one kernel, by its kind."""
     kind = ir.StringAttr(kernel.operation.attributes["nova.kernel"]).value
     if kind == "contraction":
-        from nova.fusion import contraction_form
+        from nova.fusion import contraction_form, contraction_tiles
         from nova.schedule.contraction import schedule_contraction
 
-        return schedule_contraction(contraction_form.problem_of(contraction_form.read(kernel)), target)
+        form = contraction_form.read(kernel)
+        problem = contraction_tiles.tiled_problem(form) if target.is_gpu else contraction_form.problem_of(form)
+        return schedule_contraction(problem, target)
     if kind in ("attention_forward", "attention_backward"):
         return _schedule_attention(kernel, target)
     if kind == "multi_tensor":

@@ -40,6 +40,7 @@ class ContractionProblem:
     output_bytes: int = 4  # stored for each (m, n)
     epilogue_bytes: int = 0  # loaded for each (m, n)
     epilogue_operations: int = 0
+    k_run: int = 0  # K comes in runs of so many, and no step of a block crosses two (0: it is one run)
     n_tile_limit: int = 0  # the kernel reduces over tiles of n of this size: blocks may not cross them (0: no tiles)
 
     @property

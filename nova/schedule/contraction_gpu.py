@@ -20,11 +20,12 @@ from nova.schedule.contraction import ContractionProblem, ContractionSchedule
 from nova.schedule.target import GpuTarget
 
 ADDRESSING = 40  # registers a thread needs beside accumulators and fragments
-MMA_SYNC_ON_HOPPER = 0.65  # of wgmma's rate: 637 of 989 TFLOP/s measured in bf16
+MMA_SYNC_ON_HOPPER = 0.644  # of wgmma's rate: 637 of 989 TFLOP/s measured in bf16, 319 of 495 in TF32
 SUSTAINED = 0.9  # of the tensor rate, in a full pipeline
 FILL_CLOCKS = 1500  # prologue of a block: first loads from main memory
 EPILOGUE_BYTES_CLOCK = 24  # a block's share of stores and side loads
 SHAPES = {"f64": (8, 8, 4), "f32": (1, 1, 1), "tf32": (16, 8, 8), "bf16": (16, 8, 16), "f16": (16, 8, 16)}
+SIMT_STEP_BYTES = 16  # of k, for which a thread holds its rows and columns in registers
 TIE = 1.02  # predictions nearer than this are equal
 BYTES = {"f64": 8, "f32": 4, "tf32": 4, "bf16": 2, "f16": 2}
 
@@ -97,7 +98,16 @@ def _rank(item: tuple[Cost, Candidate]) -> tuple[int, int, int, int, int]:
 
 
 def _compute_type(p: ContractionProblem) -> str:
-    return p.dtype if p.dtype in SHAPES else "f32"
+    """What the arithmetic is done in: operands of two types meet in the accumulator's."""
+    if p.dtype not in SHAPES or p.lhs.dtype != p.rhs.dtype:
+        return "f64" if p.accumulate == "f64" else "f32"
+    return p.dtype
+
+
+def simt_lanes(wm: int, wn: int) -> tuple[int, int]:
+    """Lanes along M and N of a warp's tile: as square as a thread's part can be."""
+    return min(((lm, 32 // lm) for lm in (4, 8, 16) if wm % lm == 0 and wn % (32 // lm) == 0 and wm >= lm),
+               key=lambda lanes: (abs(wm // lanes[0] - wn // lanes[1]), lanes[0] != 8))  # fmt: skip
 
 
 # --- what is legal ---------------------------------------------------------------------------------------------------
@@ -107,11 +117,11 @@ def _candidates(p: ContractionProblem, target: GpuTarget, dtype: str) -> Iterato
     size = BYTES[dtype]
     kinds = ["simt"] if dtype in ("f32", "f64") else ["mma_sync"]
     k_major = p.lhs.k_stride == 1 and p.rhs.k_stride == 1
-    if target.has_wgmma and (dtype in ("bf16", "f16") or (dtype == "tf32" and k_major)):
+    if target.has_wgmma and "wgmma" in target.supports and (dtype in ("bf16", "f16") or (dtype == "tf32" and k_major)):
         kinds.append("wgmma")  # it reads M- or N-major shared memory only for 16-bit types
     for kind in kinds:
         for bm, bn, grids in _tiles(kind):
-            if p.n_tile_limit and bn > p.n_tile_limit:
+            if p.n_tile_limit and bn != p.n_tile_limit:
                 continue
             if (bm > 64 and bm >= 2 * p.m) or (bn > 64 and bn >= 2 * p.n):
                 continue
@@ -131,7 +141,7 @@ def _tiles(kind: str) -> list[tuple[int, int, list[tuple[int, int]]]]:
     if kind == "wgmma":
         tiles = [(64 * g, bn, [(g, 1)]) for g in (1, 2, 3) for bn in (64, 96, 128, 192, 256)]
         return tiles + [(256, bn, [(2, 1)]) for bn in (64, 96, 128, 192)]
-    sides = (16, 32, 64, 128, 256) if kind == "mma_sync" else (32, 64, 128)
+    sides = (16, 32, 64, 128, 256) if kind == "mma_sync" else (16, 32, 64, 128, 256)
     found = []
     for bm in sides:
         for bn in sides:
@@ -152,7 +162,7 @@ def _fits(bm: int, bn: int, gm: int, gn: int) -> bool:
 
 def _chunks(p: ContractionProblem, bm: int, bn: int, target: GpuTarget) -> tuple[int, ...]:
     blocks = p.batch * -(-p.m // bm) * -(-p.n // bn)
-    if blocks >= target.sms * 0.8 or p.k < 2048 or p.n_tile_limit:
+    if blocks >= target.sms * 0.8 or p.k < 2048 or p.n_tile_limit or p.k_run:
         return (1,)
     return tuple(s for s in (1, 2, 4, 8, 16) if p.k // s >= 512)
 
@@ -175,8 +185,11 @@ def _registers(c: Candidate, dtype: str) -> int:
     if c.kind == "wgmma":
         return m * n // 128 + ADDRESSING  # operands come from shared memory
     accumulators = m * n // 32 * width
-    step = 1 if c.kind == "simt" else SHAPES[dtype][2] * BYTES[dtype] // 4
-    fragments = 2 * (m + n) * step // 32 * width  # of this k step and the next
+    if c.kind == "simt":
+        lanes_m, lanes_n = simt_lanes(m, n)
+        fragments = (m // lanes_m + n // lanes_n) * SIMT_STEP_BYTES // 4
+    else:
+        fragments = 2 * (m + n) * (SHAPES[dtype][2] * BYTES[dtype] // 4) // 32  # of this k step and the next
     return accumulators + fragments + ADDRESSING
 
 
@@ -218,6 +231,8 @@ def _resident(c: Candidate, dtype: str, target: GpuTarget) -> int:
 def _price(p: ContractionProblem, target: GpuTarget, dtype: str, c: Candidate) -> Cost:
     size, k = BYTES[dtype], -(-p.k // c.chunks)
     k_padded = -(-max(k, 1) // c.bk) * c.bk
+    if p.k_run:
+        k_padded = p.k // p.k_run * -(-p.k_run // c.bk) * c.bk
     blocks_m, blocks_n = -(-max(p.m, 1) // c.bm), -(-max(p.n, 1) // c.bn)
     blocks = max(p.batch, 1) * blocks_m * blocks_n * c.chunks
     tensor = 2 * c.bm * c.bn * k_padded / _rate(target, dtype, c.kind)
