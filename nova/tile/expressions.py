@@ -47,7 +47,7 @@ class Domain:
 
     def at(self, dims: Sequence[int]) -> NestedLayout:
         """How a part over `dims` is held."""
-        return self.layout.project([d for d in self.every if d not in dims])
+        return self.layout.project([d for d in range(self.layout.rank) if d not in dims])
 
     def iota(self, dim: int, element: str = "i32") -> Part:
         """The coordinate along `dim`."""
