@@ -45,6 +45,48 @@ class LoopSchedule:
     reasons: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class TileProblem:
+    """One nest of a memory-bound GPU kernel: `rows` x `columns` points, columns in vectors of `vector` elements."""
+
+    rows: int
+    columns: int
+    vector: int
+    row_bytes: float = 4.0  # loaded for a point of the whole nest
+    tiles: int = 1  # values of the nest's full width that a thread holds at once
+    reduces: bool = False  # along the columns
+    total: str = ""  # what is summed over the blocks: "" nothing, "rows" (a value a column), "all" (a scalar)
+    row_lanes: bool = False  # neighbours in memory lie along the rows
+    turned: bool = False  # some operands have them along the rows, others along the columns
+    fixed: int = 1  # independent repetitions of the whole
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """A block's tile: threads along rows and columns, and what each repeats in registers. Powers of two but batches."""
+
+    row_threads: int
+    column_threads: int
+    row_batch: int = 1
+    column_batch: int = 1
+    long: bool = False  # a row doesn't fit the registers: a loop over its columns in each pass
+    parts: int = 1  # blocks along what is summed over the blocks, each with a partial sum
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def threads(self) -> int:
+        return self.row_threads * self.column_threads
+
+    @property
+    def rows(self) -> int:
+        return self.row_threads * self.row_batch
+
+    @property
+    def groups(self) -> int:
+        """Vectors of a row in a tile."""
+        return self.column_threads * self.column_batch
+
+
 def schedule_loops(p: LoopProblem, target: Target) -> LoopSchedule:
     """The plan of one memory-bound kernel."""
     if isinstance(target, CpuTarget):
@@ -99,3 +141,155 @@ def _gpu(p: LoopProblem, target: GpuTarget) -> LoopSchedule:
     tail = min(1.0, blocks / (target.sms * 2))  # too few blocks leave memory channels idle
     seconds = p.bytes / (target.bandwidth * 0.92 * max(tail, 0.05)) + target.launch_seconds
     return LoopSchedule("loops", vector, threads, rows, seconds=seconds, reasons=(reason,))
+
+
+# --- tiles of a GPU's nests -------------------------------------------------------------------------------------------
+
+BLOCK_THREADS = 256
+REGISTERS = 112  # of a thread for tile values, beside addresses and temporaries
+THREAD_BYTES = 64  # that a thread should have under way: four 16-byte loads
+WASTE = 1.13  # of idle lanes that are not worth avoiding
+
+
+def schedule_tile(p: TileProblem, target: GpuTarget) -> TileShape:
+    """The tile of a block, and how many blocks share a sum."""
+    groups = max(1, -(-p.columns // p.vector))
+    if p.turned:
+        return _turned(p, groups, target)
+    if p.row_lanes:
+        return _row_lanes(p, groups, target)
+    if p.reduces:
+        return _row_reduction(p, groups, target)
+    if p.total:
+        return _total(p, groups, target)
+    return _flat(p, groups, target)
+
+
+def power_below(n: float) -> int:
+    return 1 << (max(int(n), 1).bit_length() - 1)
+
+
+def power_above(n: int) -> int:
+    return 1 << (max(n, 1) - 1).bit_length()
+
+
+def _unroll(p: TileProblem) -> int:
+    """Vectors a thread loads at once of each operand."""
+    return min(8, max(1, power_below(THREAD_BYTES / max(p.row_bytes * p.vector, 1.0))))
+
+
+def _across(groups: int, most: int) -> int:
+    """Threads along `groups` vectors: the most that leave few of them idle."""
+    best, least = 1, float("inf")
+    threads = most
+    while threads >= 1:
+        waste = -(-groups // threads) * threads / groups
+        if waste <= WASTE:
+            return threads
+        if waste < least:
+            best, least = threads, waste
+        threads //= 2
+    return best
+
+
+def _flat(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
+    unroll, work = _unroll(p), p.rows * p.fixed * groups
+    unroll = min(unroll, power_above(max(1, work // (BLOCK_THREADS * target.sms * 2))))
+    threads = min(BLOCK_THREADS, max(32, power_above(-(-p.rows * groups // unroll))))
+    if p.rows == 1:
+        batch = min(unroll, -(-groups // threads))
+        return TileShape(1, threads, 1, batch, reasons=(f"flat: {threads} threads, {batch} vectors each",))
+    across = _across(groups, threads)
+    down = threads // across
+    if p.rows >= down * unroll:
+        shape = TileShape(down, across, unroll)
+    else:
+        shape = TileShape(down, across, 1, min(unroll, -(-groups // across)))
+    reason = f"{shape.rows} rows x {shape.groups} of {groups} vectors a block, {unroll} vectors a thread"
+    return TileShape(down, across, shape.row_batch, shape.column_batch, reasons=(reason,))
+
+
+def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
+    """Threads of a row: one warp as long as its registers hold it, several above, a loop where nothing does."""
+    most = max(p.vector, REGISTERS // max(p.tiles, 1))  # elements of a row in one thread
+    most = min(most, 40)
+    parts = 1
+    if groups <= 32:
+        across = power_above(groups)
+        threads = min(BLOCK_THREADS, max(32, power_above(p.rows * across)))
+        down = threads // across
+        batch = min(_unroll(p), power_above(max(1, p.rows // (down * target.sms * 4))), max(1, most // p.vector))
+        reason = f"{across} threads a row of {groups} vectors, {down * batch} rows a block"
+        shape = TileShape(down, across, batch, 1, reasons=(reason,))
+    else:
+        across = 32
+        while across < 1024 and -(-groups // across) * p.vector > most:
+            across *= 2
+        if -(-groups // across) * p.vector > most or p.tiles * -(-groups // across) * p.vector > 40 < across // 16:
+            return _long_rows(p, groups, target)
+        batch = -(-groups // across)
+        threads = min(max(across, BLOCK_THREADS), max(across, power_above(p.rows) * across))
+        reason = f"{across // 32} warps a row, {batch} vectors of {p.vector} a thread, {threads // across} rows a block"
+        shape = TileShape(threads // across, across, 1, batch, reasons=(reason,))
+    if p.total:
+        tiles = -(-p.rows // shape.rows)
+        parts = min(tiles, target.sms * max(1, _resident(p, shape, target)))
+    return TileShape(
+        shape.row_threads, shape.column_threads, shape.row_batch, shape.column_batch, False, parts, shape.reasons
+    )
+
+
+def _long_rows(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
+    threads = 512 if groups >= 4096 else BLOCK_THREADS
+    batch = min(_unroll(p), max(1, 32 // (p.vector * max(p.tiles, 1))))
+    parts = min(p.rows, target.sms * (target.threads_sm // threads)) if p.total else 1
+    reason = f"long rows: {threads} threads walk {groups} vectors, {batch} at once each"
+    return TileShape(1, threads, 1, batch, True, parts, (reason,))
+
+
+def _resident(p: TileProblem, shape: TileShape, target: GpuTarget) -> int:
+    """Blocks an SM holds, from the registers that the tile takes."""
+    held = p.tiles * shape.row_batch * shape.column_batch * p.vector + 40
+    registers = min(255, max(32, -(-held // 8) * 8))
+    return max(1, min(target.registers_sm // (registers * shape.threads), target.threads_sm // shape.threads))
+
+
+def _total(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
+    """Sums over rows (columns kept), or over everything: blocks along both, with partial sums along the rows."""
+    unroll = _unroll(p)
+    if p.total == "all":
+        threads = min(BLOCK_THREADS, max(32, power_above(-(-groups // unroll))))
+        batch = min(unroll, -(-groups // threads))
+        parts = min(-(-groups // (threads * batch)), target.sms * 4)
+        return TileShape(1, threads, 1, batch, parts=parts, reasons=(f"{parts} partial sums of everything",))
+    across = min(32, power_above(groups))
+    threads = min(BLOCK_THREADS, max(32, power_above(p.rows) * across))
+    down = threads // across
+    batch = min(unroll, power_above(-(-p.rows // down)))
+    tiles, blocks = -(-p.rows // (down * batch)), -(-groups // across)
+    parts = min(tiles, max(1, target.sms * 4 // blocks))
+    if tiles <= 2:
+        parts = 1
+    reason = f"{blocks} blocks across, {parts} partial sums of {-(-p.rows // parts)} rows"
+    return TileShape(down, across, batch, 1, parts=parts, reasons=(reason,))
+
+
+def _row_lanes(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
+    """Threads along the rows, because memory is: each walks columns of its own."""
+    threads = min(BLOCK_THREADS, max(32, power_above(p.rows)))
+    if not p.reduces:
+        return TileShape(threads, 1, 1, min(groups, _unroll(p)), reasons=("neighbours in memory lie along the rows",))
+    most = max(1, min(16, REGISTERS // max(p.tiles, 1)) // p.vector)
+    batch = groups if groups <= most else min(8, most)
+    parts = min(-(-p.rows // threads), target.sms * 4) if p.total else 1
+    return TileShape(threads, 1, 1, batch, groups > most, parts, ("neighbours in memory lie along the rows",))
+
+
+def _turned(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
+    """A tile of 64 x 64 elements (32 x 32 if there are few): whole sectors on both sides."""
+    side = 64 if p.rows >= 64 and p.columns >= 64 and p.rows * p.columns * p.fixed >= 64 * 64 * target.sms else 32
+    across = max(1, side // p.vector)
+    threads = min(BLOCK_THREADS, side * across)
+    return TileShape(
+        threads // across, across, side * across // threads, 1, reasons=(f"turned over in tiles of {side} x {side}",)
+    )
