@@ -215,6 +215,18 @@ def _barrier(c: Compiler, op: ir.Operation) -> Step:
     return step
 
 
+def _warp_barrier(c: Compiler, op: ir.Operation) -> Step:
+    """nvvm.bar.warp.sync, of whole warps."""
+    where = c.where(op)
+
+    def step(s: Block) -> None:
+        s.require_warps(where)
+        s.counters["warp barriers"] += 1
+        s.shared.warp_barrier()
+
+    return step
+
+
 # --- ldmatrix, stmatrix: 8x8 matrices of 16-bit elements, a row of 16 bytes each -------------------------------------
 
 _LANE = np.arange(WARP)
@@ -348,5 +360,5 @@ TABLE |= {
     "nvvm.cp.async.wait.group": _wait, "nvvm.barrier": _barrier, "nvvm.ldmatrix": _ldmatrix,
     "nvvm.stmatrix": _stmatrix, "llvm.atomicrmw": _atomicrmw, "llvm.cmpxchg": _cmpxchg,
     "nvvm.memory.barrier": _nothing, "llvm.fence": _nothing, "nvvm.prefetch": _nothing,
-    "nvvm.griddepcontrol": _nothing, "llvm.intr.assume": _nothing, "nvvm.bar.warp.sync": _nothing,
+    "nvvm.griddepcontrol": _nothing, "llvm.intr.assume": _nothing, "nvvm.bar.warp.sync": _warp_barrier,
 }  # fmt: skip

@@ -259,6 +259,7 @@ def _distinct(a: Array, b: Array) -> int:
 # --- shared memory ---------------------------------------------------------------------------------------------------
 
 _MANY = 0xFFFF  # several threads, or a whole warp
+_WARP = 0x8000  # plus a warp's number: a thread of it, before the warp synchronised
 _STEP = 1 << 16
 
 
@@ -288,6 +289,16 @@ class SharedMemory:
     def barrier(self) -> None:
         self.interval += _STEP
 
+    def warp_barrier(self) -> None:
+        """Threads of a warp see what its other threads did so far."""
+        for stamps in (self.writer, self.reader):
+            recent = (stamps >= self.interval) & (stamps & _MANY < _WARP)
+            stamps[recent] = self.interval | _WARP | (stamps[recent] & _MANY) // WARP
+
+    def _ordered(self, access: Access, stamps: Array) -> Array:
+        """Which stamps are of the accessing threads' own warps, before they synchronised."""
+        return stamps == (self.interval | _WARP | access.threads[:, None] // WARP)
+
     # -- what an access means for the stamps
 
     def _granules(self, access: Access) -> tuple[Array, Array]:
@@ -308,7 +319,9 @@ class SharedMemory:
         lane, column = np.argwhere(bad)[0]
         granule = int(granules[lane, column])
         stamp = int(self.writer[granule] if "written" in what else self.reader[granule])
-        other = "several threads" if stamp & _MANY == _MANY else f"thread {stamp & _MANY}"
+        thread = stamp & _MANY
+        other = "several threads" if thread == _MANY else f"thread {thread}"
+        other = f"warp {thread & ~_WARP}" if _WARP <= thread < _MANY else other
         offset = granule * self.granule
         return access.fail(int(lane), f"{what.format(other=other)} at byte {offset} of shared memory")
 
@@ -334,7 +347,7 @@ class SharedMemory:
         if (writer < _STEP).any():
             bad = writer < _STEP
             raise self._complain(access, granules, bad, "reads what nothing has written (uninitialised),")
-        race = (writer >= self.interval) & (writer != mine)
+        race = (writer >= self.interval) & (writer != mine) & ~self._ordered(access, writer)
         if race.any():
             raise self._complain(
                 access, granules, race, "reads what {other} has written since the last barrier (a race),"
@@ -361,7 +374,7 @@ class SharedMemory:
             (self.reader, "writes what {other} has read since the last barrier (a race),"),
         ):
             found = stamps[granules]
-            race = (found >= self.interval) & (found != mine)
+            race = (found >= self.interval) & (found != mine) & ~self._ordered(access, found)
             if race.any():
                 raise self._complain(access, granules, race, what)
         mine = np.broadcast_to(mine, granules.shape)
