@@ -1,15 +1,14 @@
 """Kernels of kind "loops" as tile programs: elementwise chains, reductions, copies, gathers, and mixes of them.
 
-    kernel -> nests (loops_plan) -> a tile for each (schedule.bandwidth) -> launches of nests that don't wait for each other
+    kernel -> nests (loops_plan) -> a tile for each (schedule.bandwidth) -> launches
 
-Nests of one launch divide its blocks: block numbers below the first's count are its, and so on. Sums over rows write one
-share a block to the workspace, and a merging nest of a later launch adds them up; how many there are depends on shapes and
-target only, so results are the same from run to run.
+Nests of one launch don't wait for each other and divide its blocks: block numbers below the first's count are its, and
+so on. Sums over rows write one share a block to the workspace, and a merging nest of a later launch adds them up; how
+many there are depends on shapes and target only, so results are the same from run to run.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from nova.errors import CompileError
 from nova.fusion.kernel import WIDTHS, Kernel, Tensor
 from nova.fusion.readback import read
 from nova.mlir import ir
-from nova.schedule.bandwidth import TileProblem, TileShape, schedule_tile
+from nova.schedule.bandwidth import TileProblem, schedule_tile
 from nova.schedule.target import GpuTarget
 from nova.tile import loops_emit, loops_long
 from nova.tile.builder import Program
@@ -25,7 +24,7 @@ from nova.tile.expressions import memory_element
 from nova.tile.layout import NestedLayout
 from nova.tile.loops_body import computed
 from nova.tile.loops_emit import Work
-from nova.tile.loops_plan import Nest, Planner, accesses, flat, numel, order_loops, reads_of, simplify
+from nova.tile.loops_plan import Nest, Planner, accesses, numel, order_loops, reads_of, simplify
 from nova.tile.loops_space import Frame, Memory
 from nova.tile.text import BITS
 
@@ -90,13 +89,14 @@ class Loops:
         work = Work(kernel, nest, frame, shape, fixed, frozenset())
         if turned:
             work.frame = replace(frame, turned=turned_layout(work))
-        for total in nest.totals:
-            total.columns = columns if total.keeps else ()
-            total.loop = len(kernel.loops)
+        if nest.totals:
             kernel.loops.append(shape.parts)
+        for number, total in enumerate(nest.totals):
+            total.columns = columns if total.keeps else ()
+            total.loop = len(kernel.loops) - 1
             element = computed(memory_element(total.out.value.type))
             extents = tuple(kernel.loops[loop] for loop in total.columns)
-            total.partial = Tensor("local", (shape.parts, *extents), element, f"share{total.loop}")
+            total.partial = Tensor("local", (shape.parts, *extents), element, f"share{number}")
         work.barrier = self.shares_row(nest)
         return work
 
@@ -284,8 +284,8 @@ def turned_layout(work: Work) -> NestedLayout:
     warps = threads // 32
     if rest * warps <= groups:
         return NestedLayout(
-            (1, 1, warps, 1), (side // (run * lanes), 1, groups // (rest * warps), 1), (1, 1, 1, 1), (lanes, 1, rest, 1),
-            (run, 1, 1, vector), (0, 0, 1, 0), (1, 0, lanes, 0),
+            (1, 1, warps, 1), (side // (run * lanes), 1, groups // (rest * warps), 1), (1, 1, 1, 1),
+            (lanes, 1, rest, 1), (run, 1, 1, vector), (0, 0, 1, 0), (1, 0, lanes, 0),
         )  # fmt: skip
     over = rest * warps // groups  # of the vector dimension
     over = min(over, vector)
@@ -294,6 +294,3 @@ def turned_layout(work: Work) -> NestedLayout:
         (1, 1, across, over), (side // (run * lanes), 1, groups // (rest * across) if groups >= rest else 1, 1),
         (1, 1, 1, 1), (lanes, 1, min(rest, groups), 1), (run, 1, 1, vector // over), (0, 0, over, 1), (1, 0, lanes, 0),
     )  # fmt: skip
-
-
-__all__ = ["Loops", "TileShape", "flat", "generate", "math"]

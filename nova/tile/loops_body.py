@@ -172,7 +172,8 @@ class Body(Space):
         """The tile's contribution to a total, per element."""
         (part,) = self.evaluator.emit([total.out.value])
         assert total.out.combine is not None
-        return self.masked(part, total.out.combine, self.total_dims(total))
+        dims = self.total_dims(total)  # what lies outside along the columns is not stored
+        return self.masked(part, total.out.combine, tuple(d for d in dims if d == ROW) if total.keeps else dims)
 
     def total_dims(self, total: Total) -> tuple[int, ...]:
         """Of a total before it is summed within the tile."""

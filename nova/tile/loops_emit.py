@@ -233,7 +233,7 @@ def accumulators_of_shares(body: Body, accumulators: Accumulators, carried: Sequ
         accumulators.totals, accumulators.dims, carried, accumulators.elements, shares, strict=True
     ):
         combine = str(total.out.combine)
-        share = body.masked(part, combine, dims)
+        share = body.masked(part, combine, tuple(d for d in dims if d == ROW))
         have = Part(value, dims, element)
         following.append(body.domain.whole(combined(body.domain, combine, have, share), dims))
     return following

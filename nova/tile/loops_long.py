@@ -1,7 +1,7 @@
 """Rows too long for registers: each pass over a row is a loop over pieces of its columns.
 
-    softmax          pass 0     max and sum of exp(x - max) together          reads the row
-                     pass 1     y = exp(x - max) / sum                        reads it again, from the L2 cache if it is there
+    softmax     pass 0     max and sum of exp(x - max) together     reads the row
+                pass 1     y = exp(x - max) / sum                   reads it again, from the L2 cache if it is there
 
 A value of a column is made again in each pass that needs it; what was stored is read back by the thread that stored it.
 
