@@ -1,14 +1,72 @@
-"""Math operations without an exact NVPTX instruction, as arithmetic. Filled in by the expansions."""
+"""Level 5 to level 5: math operations without an NVPTX instruction of their own become arithmetic.
+
+    %y = math.exp %x : vector<8xf32>     ->     fma, fma, nvvm.ex2, shli, mulf, ...
+
+f32 has its own versions (nova/gpu/math_f32.py), f64 too (math_f64.py); bf16 and f16 are computed in f32 and rounded
+once. sqrt, floor, ceil, trunc, roundeven, absf, fma and copysign stay: they have instructions. `arith.divf` stays the
+exact division; with `fastmath<arcp>` it becomes a reciprocal and a correction (1 ulp, for divisors of ordinary size).
+`arith.remf` becomes exact: LLVM's own expansion loses the remainder of large quotients.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
+
+from nova.cpu import lanes as ln
+from nova.cpu.lanes import Value
+from nova.gpu import math_f32, math_f64
+from nova.gpu.remainder import remainder
 from nova.mlir import ir
+
+NAMES = sorted(set(math_f32.FUNCTIONS) | set(math_f64.FUNCTIONS) | {"arith.remf"})
+_PATTERN = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in NAMES) + r"|fastmath<[^>]*\barcp\b")
 
 
 def needs_expansion(text: str) -> bool:
     """Whether a module's text holds an operation that `expand` rewrites."""
-    return False
+    return _PATTERN.search(text) is not None
 
 
 def expand(module: ir.Module) -> None:
-    """Rewrites the operations in place."""
+    """Rewrites the operations in place. The module's context and a location must be current."""
+    for op in list(_operations(module.operation)):
+        if (function := _expansion(op)) is not None:
+            with ir.InsertionPoint(op):
+                result = function(*op.operands)
+            op.results[0].replace_all_uses_with(result)
+            op.erase()
+
+
+def _operations(op: ir.Operation) -> Iterator[ir.Operation]:
+    for region in op.regions:
+        for block in region:
+            for child in block:
+                if len(child.operation.regions):
+                    yield from _operations(child.operation)
+                elif child.operation.name.startswith(("math.", "arith.divf", "arith.remf")):
+                    yield child.operation
+
+
+def _expansion(op: ir.Operation) -> Callable[..., Value] | None:
+    """What replaces an operation, on its own operands; None if it stays."""
+    name, element = op.name, ln.element_of(op.results[0].type)
+    if name == "arith.divf":
+        fast = "fastmath" in op.attributes and "arcp" in str(op.attributes["fastmath"])
+        return math_f32.divide if fast and element == ln.f32() else None
+    if name == "arith.remf":
+        return _in_f32(remainder, element) if ln.is_narrow_float(element) else remainder
+    if element == ln.f64():
+        return math_f64.FUNCTIONS.get(name)
+    function = math_f32.FUNCTIONS.get(name)
+    if function is None or element == ln.f32():
+        return function
+    return _in_f32(function, element)
+
+
+def _in_f32(function: Callable[..., Value], element: ir.Type) -> Callable[..., Value]:
+    def narrow(*operands: Value) -> Value:
+        wide = function(*(ln.cast("extf", x, ln.f32()) for x in operands))
+        return ln.cast("truncf", wide, element)
+
+    return narrow

@@ -142,7 +142,7 @@ def in_float(element: str, function: Function) -> Function:
 
 
 def unsigned(x: Array) -> Array:
-    return x.view(UNSIGNED[x.dtype])
+    return x.view(UNSIGNED[x.dtype]) if x.dtype.kind == "i" else x
 
 
 def _signed_result(function: Function) -> Function:
@@ -241,6 +241,16 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     """a * b + c with one rounding for f32 (through f64); for f64 the error of the product is kept."""
     if a.dtype == np.float32:
         return (a.astype(np.float64) * b + c).astype(np.float32)
+    (a, ea), (b, eb) = np.frexp(a), np.frexp(b)
+    shift = ea + eb
+    scaled = np.ldexp(c, -shift)
+    result = _fma_scaled(a, b, scaled)
+    result = np.where(np.isfinite(scaled) | ~np.isfinite(c), np.ldexp(result, shift), c)
+    return np.where((a == 0) | (b == 0), a * b + c, result)
+
+
+def _fma_scaled(a: Array, b: Array, c: Array) -> Array:
+    """For |a|, |b| < 1: the product's and the sum's rounding errors are added up and put back."""
     product = a * b
     split = 134217729.0
     a_high, b_high = a * split - (a * split - a), b * split - (b * split - b)
@@ -249,7 +259,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     back = total - product
     lost = (product - (total - back)) + (c - back)
     result = total + (lost + error)
-    return np.where(np.isfinite(result) & np.isfinite(error), result, total)
+    return np.where(np.isfinite(result), result, total)
 
 
 def _special(name: str) -> Function:

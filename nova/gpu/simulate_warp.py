@@ -290,9 +290,49 @@ def _pack_bf16(c: Compiler, op: ir.Operation) -> Step:
     return c.pure(op, pack)
 
 
+# --- the special-function unit ---------------------------------------------------------------------------------------
+
+
+def _approximate(function: sv.Function, flushes: bool = False) -> Builder:
+    """An f32 function of the special-function unit, here exact; denormals are flushed if the operation says so."""
+
+    def build(c: Compiler, op: ir.Operation) -> Step:
+        flush = flushes or ("ftz" in op.attributes and bool(op.attributes["ftz"].value))
+        return c.pure(op, lambda x: special_function(function, x, flush))
+
+    return build
+
+
+def special_function(function: sv.Function, x: Array, flush: bool) -> Array:
+    x = _flushed(x) if flush else x
+    result = function(x.astype(np.float64)).astype(np.float32)
+    return _flushed(result) if flush else result
+
+
+def _flushed(x: Array) -> Array:
+    return np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)
+
+
+_INTRINSICS: dict[str, tuple[sv.Function, bool]] = {
+    "llvm.nvvm.rsqrt.approx.f": (lambda x: 1.0 / np.sqrt(x), False),
+    "llvm.nvvm.rsqrt.approx.ftz.f": (lambda x: 1.0 / np.sqrt(x), True),
+    "llvm.nvvm.rcp.approx.ftz.f": (lambda x: 1.0 / x, True),
+    "llvm.nvvm.ex2.approx.f": (np.exp2, False), "llvm.nvvm.ex2.approx.ftz.f": (np.exp2, True),
+    "llvm.nvvm.lg2.approx.ftz.f": (np.log2, True),
+}  # fmt: skip
+
+
+def _intrinsic(c: Compiler, op: ir.Operation) -> Step:
+    name = str(op.attributes["intrin"].value)
+    if name not in _INTRINSICS:
+        raise NotImplementedError(f"the simulator has no intrinsic {name}")
+    function, flush = _INTRINSICS[name]
+    return c.pure(op, lambda x: special_function(function, x, flush))
+
+
 TABLE |= {
     "nvvm.shfl.sync": _shfl, "nvvm.vote.sync": _vote, "nvvm.redux.sync": _redux, "nvvm.elect.sync": _elect,
     "nvvm.mma.sync": _mma, "nvvm.convert.float.to.tf32": _to_tf32, "nvvm.convert.f32x2.to.bf16x2": _pack_bf16,
-    "nvvm.ex2": sv._math(np.exp2), "nvvm.rcp.approx.ftz.f": sv._math(lambda x: 1.0 / x),
-    "nvvm.log2": sv._math(np.log2),
+    "nvvm.ex2": _approximate(np.exp2), "nvvm.rcp.approx.ftz.f": _approximate(lambda x: 1.0 / x, flushes=True),
+    "nvvm.log2": _approximate(np.log2), "llvm.call_intrinsic": _intrinsic,
 }  # fmt: skip
