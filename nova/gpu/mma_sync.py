@@ -60,7 +60,10 @@ def _instruction(it: Distributor, a: np.ndarray, b: np.ndarray, c: np.ndarray, a
     names_a = ", ".join(a[place].name for place in _WORDS_OF_A)
     names_b, names_c = (", ".join(v.name for v in words) for words in (b, c))
     kind = "!llvm.struct<(f32, f32, f32, f32)>"
-    made = it.result(f"nvvm.mma.sync A[{names_a}] B[{names_b}] C[{names_c}] {{{attrs}}} : (i32, i32, f32) -> {kind}", "f32")
+    word = b[0].type
+    made = it.result(
+        f"nvvm.mma.sync A[{names_a}] B[{names_b}] C[{names_c}] {{{attrs}}} : ({word}, {word}, f32) -> {kind}", "f32"
+    )
     return [it.result(f"llvm.extractvalue {made.name}[{i}] : {kind}", "f32") for i in range(4)]
 
 
@@ -74,8 +77,14 @@ def _check(lhs: NestedLayout, rhs: NestedLayout, layout: NestedLayout) -> None:
 
 
 def _grid(it: Distributor, tile: Value, shape: tuple[int, ...]) -> np.ndarray:
-    """The tile's registers as 32-bit words: the instruction's operands."""
-    return np.array(it.elements(it.bitcast(tile, "i32")), dtype=object).reshape(shape)
+    """The tile's registers as 32-bit words, the instruction's operands: integers, or pairs of f16."""
+    if tile.element == "f16":
+        words = [it.take(tile, (r, r + 1)) for r in range(0, tile.layout.registers, 2)]
+    else:
+        words = it.elements(it.bitcast(tile, "i32"))
+    grid = np.empty(len(words), dtype=object)
+    grid[:] = words
+    return grid.reshape(shape)
 
 
 def _fma(it: Distributor, a: Value, b: Value, c: Value, intrinsic: str) -> Value:
