@@ -84,19 +84,19 @@ class Options:
 
     precision: "float32" computes in the tensors' own type; "bf16" casts the operands of float32 contractions.
     on_unsupported: "eager" runs operations without a lowering through PyTorch inside the step; "error" refuses them.
-    backend: "cpu" compiles; "interpret" runs the captured graph node by node in PyTorch (to tell a capture bug from a
-        compiler bug).
+    backend: "compile" for the device that the step's tensors are on; "interpret" runs the captured graph node by node
+        in PyTorch (to tell a capture bug from a compiler bug).
     """
 
     precision: Literal["float32", "bf16"] = "float32"
     on_unsupported: Literal["eager", "error"] = "eager"
-    backend: Literal["cpu", "interpret"] = "cpu"
+    backend: Literal["compile", "interpret"] = "compile"
 
     def __post_init__(self) -> None:
         choices = {
             "precision": ("float32", "bf16"),
             "on_unsupported": ("eager", "error"),
-            "backend": ("cpu", "interpret"),
+            "backend": ("compile", "interpret"),
         }
         for name, allowed in choices.items():
             value = getattr(self, name)

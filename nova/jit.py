@@ -248,7 +248,7 @@ class Step:
 
         if mismatch is not None:
             self._announce(mismatch)
-        if self.options.backend == "cpu":
+        if self.options.backend == "compile":
             from nova.runtime import pool
 
             pool.start()  # the workers import the compiler while the step is recorded

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from nova.capture.signature import CapturedStep, OutputSpec, Signature, TensorType
 from nova.config import Options
 from nova.errors import NovaError
+from nova.runtime import placement
 
 FACTOR = 3.0  # how much farther from float64 than eager a result may be
 FLOOR = {"f32": 4e-6, "f64": 1e-14, "bf16": 2e-2, "f16": 3e-3}  # relative; for results that eager gets exact
@@ -81,7 +82,8 @@ def verify(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Verification:
 
 def verify_captured(captured: CapturedStep, inputs: Sequence[Any], seed: int, options: Options) -> Verification:
     """`inputs` follow the signature: tensors, numbers, None for the seed."""
-    values = [_value(spec, given, seed) for spec, given in zip(captured.signature.inputs, inputs, strict=True)]
+    device = placement.device_of(captured)
+    values = [_value(spec, given, seed, device) for spec, given in zip(captured.signature.inputs, inputs, strict=True)]
     eager, exact = evaluate(captured.graph, values, False), evaluate(captured.graph, values, True)
     results = list(next(n for n in captured.graph.nodes if n.op == "output").args[0])
     result = Verification(_compare(captured, results, values, seed, options, eager, exact))
@@ -98,9 +100,9 @@ def verify_captured(captured: CapturedStep, inputs: Sequence[Any], seed: int, op
     return result
 
 
-def _value(spec: Any, given: Any, seed: int) -> Tensor:
+def _value(spec: Any, given: Any, seed: int, device: str) -> Tensor:
     if spec.role == "seed":
-        return torch.tensor(seed, dtype=torch.int64)
+        return torch.tensor(seed, dtype=torch.int64, device=device)
     if spec.role == "scalar":
         return torch.tensor(float(given), dtype=torch.float64)
     return given.detach().clone()
@@ -172,7 +174,6 @@ def _compare(
 ) -> list[Check]:  # fmt: skip
     """Compiles and runs a step, and compares each output with the node of the original graph that it stands for."""
     from nova import pipeline
-    from nova.runtime import placement
     from nova.schedule import target
 
     device = placement.device_of(captured)

@@ -267,11 +267,13 @@ def _lerp(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     weight = kwargs.get("weight", args[2] if len(args) > 2 else None)
     if not isinstance(weight, TracedFloat):
         return NotImplemented
-    return torch.lerp(args[0], args[1] if len(args) > 1 else kwargs["end"], weight.tensor.to(args[0].dtype))
+    return torch.lerp(
+        args[0], args[1] if len(args) > 1 else kwargs["end"], weight.tensor.to(args[0].device, args[0].dtype)
+    )
 
 
 def _filled(t: Tensor, number: TracedFloat) -> Tensor:
-    return number.tensor.to(t.dtype).expand(t.shape).clone()
+    return number.tensor.to(t.device, t.dtype).expand(t.shape).clone()
 
 
 def _fill(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

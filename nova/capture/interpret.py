@@ -14,13 +14,14 @@ from torch import fx
 from nova.capture import keep as _keep  # noqa: F401  (registers the nova operators)
 from nova.capture import optimizer_ops as _optimizer_ops  # noqa: F401
 from nova.capture.signature import CapturedStep
+from nova.runtime import placement
 
 
 class Interpreted:
     """Called like `runtime.executable.Executable`."""
 
     def __init__(self, step: CapturedStep):
-        self.signature = step.signature
+        self.signature, self._device = step.signature, placement.device_of(step)
         self._nodes = list(step.graph.nodes)
         last: dict[fx.Node, int] = {}
         for position, node in enumerate(self._nodes):
@@ -38,10 +39,10 @@ class Interpreted:
             if spec.role == "scalar":
                 values.append(torch.tensor(next(numbers), dtype=torch.float64))
             elif spec.role == "seed":
-                values.append(torch.tensor(seed))
+                values.append(torch.tensor(seed, device=self._device))
             else:
                 values.append(next(tensors).detach())
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             results = self._evaluate(values)
             results = [result.clone() for result in results]  # an output may be an input that another output replaces
             fresh = []
@@ -50,7 +51,8 @@ class Interpreted:
                     assert output.input is not None
                     values[output.input].copy_(result)
                 elif output.strides is not None and result.stride() != tuple(output.strides):
-                    fresh.append(torch.empty_strided(result.shape, output.strides, dtype=result.dtype).copy_(result))
+                    empty = torch.empty_strided(result.shape, output.strides, dtype=result.dtype, device=result.device)
+                    fresh.append(empty.copy_(result))
                 else:
                     fresh.append(_dense(result) if output.strides is None else result)
         return fresh

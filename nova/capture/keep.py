@@ -412,7 +412,7 @@ def scaled_dot_product_attention(
     q, k, v = (_four_dimensional(t, full) for t in (q, k, v))
     seed, stream = (None, 0)
     if dropout_p > 0.0:
-        seed, stream = recorder.seed_tensor(), recorder.next_stream()
+        seed, stream = recorder.seed_tensor(q.device), recorder.next_stream()
     out, _ = Attention.apply(q, k, v, mask, seed, is_causal, scale, float(dropout_p), stream)
     if len(shape) == 4 and out.shape[:-1] == shape[:-1]:
         return out

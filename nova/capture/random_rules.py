@@ -27,38 +27,47 @@ _UNIFORM_STEPS = {torch.bfloat16: 2.0**8, torch.float16: 2.0**11}
 
 
 def _refuse_generator(rec: Recorder, generator: Any) -> None:
-    if generator is not None and generator is not torch.default_generator:
+    defaults = (torch.default_generator, *torch.cuda.default_generators)
+    if generator is not None and all(generator is not default for default in defaults):
         raise UnsupportedError(
             "a torch.Generator of one's own inside the step; use PyTorch's default generator", rec.line
         )
 
 
-def uniform(rec: Recorder, shape: Any, dtype: torch.dtype) -> Tensor:
+def uniform(rec: Recorder, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Draws in [0, 1) of a floating type."""
     stream = rec.next_stream()
-    draws = torch.ops.nova.uniform(rec.seed_tensor(), stream, list(shape))
+    draws = torch.ops.nova.uniform(rec.seed_tensor(device), stream, list(shape))
     steps = _UNIFORM_STEPS.get(dtype)
     return ((draws * steps).floor() / steps).to(dtype) if steps else draws.to(dtype)
 
 
-def normal(rec: Recorder, shape: Any, dtype: torch.dtype) -> Tensor:
+def normal(rec: Recorder, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     if dtype.is_complex:
         part = torch.float64 if dtype == torch.complex128 else torch.float32
-        return torch.view_as_complex(normal(rec, [*shape, 2], part) * math.sqrt(0.5))
-    return torch.ops.nova.normal(rec.seed_tensor(), rec.next_stream(), list(shape)).to(dtype)
+        return torch.view_as_complex(normal(rec, [*shape, 2], part, device) * math.sqrt(0.5))
+    return torch.ops.nova.normal(rec.seed_tensor(device), rec.next_stream(), list(shape)).to(dtype)
 
 
-def randint(rec: Recorder, shape: Any, low: int, high: int, dtype: torch.dtype) -> Tensor:
+def randint(rec: Recorder, shape: Any, low: int, high: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     if high <= low:
         raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
-    return torch.ops.nova.randint(rec.seed_tensor(), rec.next_stream(), low, high, list(shape)).to(dtype)
+    return torch.ops.nova.randint(rec.seed_tensor(device), rec.next_stream(), low, high, list(shape)).to(dtype)
 
 
-def exponential(rec: Recorder, shape: Any, dtype: torch.dtype, rate: float) -> Tensor:
+def exponential(rec: Recorder, shape: Any, dtype: torch.dtype, rate: float, device: torch.device) -> Tensor:
     compute = torch.float64 if dtype == torch.float64 else torch.float32
-    draws = torch.ops.nova.uniform(rec.seed_tensor(), rec.next_stream(), list(shape)).to(compute)
+    draws = torch.ops.nova.uniform(rec.seed_tensor(device), rec.next_stream(), list(shape)).to(compute)
     # half a step above the draw: neither 0 nor infinity comes out
     return (-torch.log1p(-(draws + 2.0**-25)) / rate).to(dtype)
+
+
+def _place(device: Any, like: Tensor | None = None) -> torch.device:
+    """Where a new tensor goes; "cuda" is PyTorch's current device."""
+    if device is None:
+        return like.device if like is not None else torch.device("cpu")
+    device = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
 def _default(dtype: torch.dtype | None) -> torch.dtype:
@@ -71,72 +80,72 @@ def _default(dtype: torch.dtype | None) -> torch.dtype:
 @decomposed(aten.uniform_)
 def uniform_(rec: Recorder, x: Tensor, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
-    draws = uniform(rec, x.shape, x.dtype)
+    draws = uniform(rec, x.shape, x.dtype, x.device)
     return x.copy_(draws if (low, high) == (0.0, 1.0) else draws * (high - low) + low)
 
 
 @decomposed(aten.normal_)
 def normal_(rec: Recorder, x: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
-    draws = normal(rec, x.shape, x.dtype)
+    draws = normal(rec, x.shape, x.dtype, x.device)
     return x.copy_(draws if (mean, std) == (0.0, 1.0) else draws * std + mean)
 
 
 @decomposed(aten.bernoulli_.float)
 def bernoulli_(rec: Recorder, x: Tensor, p: float = 0.5, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
-    return x.copy_((uniform(rec, x.shape, torch.float32) < p).to(x.dtype))
+    return x.copy_((uniform(rec, x.shape, torch.float32, x.device) < p).to(x.dtype))
 
 
 @decomposed(aten.bernoulli_.Tensor)
 def bernoulli_tensor_(rec: Recorder, x: Tensor, p: Tensor, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
-    return x.copy_((uniform(rec, x.shape, torch.float32) < p).to(x.dtype))
+    return x.copy_((uniform(rec, x.shape, torch.float32, x.device) < p).to(x.dtype))
 
 
 @decomposed(aten.bernoulli.default)
 def bernoulli(rec: Recorder, p: Tensor, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
-    return (uniform(rec, p.shape, torch.float32) < p).to(p.dtype)
+    return (uniform(rec, p.shape, torch.float32, p.device) < p).to(p.dtype)
 
 
 @decomposed(aten.bernoulli.p)
 def bernoulli_p(rec: Recorder, x: Tensor, p: float, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
-    return (uniform(rec, x.shape, torch.float32) < p).to(x.dtype)
+    return (uniform(rec, x.shape, torch.float32, x.device) < p).to(x.dtype)
 
 
 @decomposed(aten.native_dropout.default)
 def native_dropout(rec: Recorder, x: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
     if not train:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    keep = uniform(rec, x.shape, torch.float32) >= p
+    keep = uniform(rec, x.shape, torch.float32, x.device) >= p
     return x * keep * (1.0 / (1.0 - p) if p < 1.0 else 0.0), keep
 
 
 @decomposed(aten.exponential_)
 def exponential_(rec: Recorder, x: Tensor, lambd: float = 1.0, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
-    return x.copy_(exponential(rec, x.shape, x.dtype, lambd))
+    return x.copy_(exponential(rec, x.shape, x.dtype, lambd, x.device))
 
 
 @decomposed(aten.log_normal_)
 def log_normal_(rec: Recorder, x: Tensor, mean: float = 1.0, std: float = 2.0, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
-    return x.copy_(torch.exp(normal(rec, x.shape, torch.float32) * std + mean).to(x.dtype))
+    return x.copy_(torch.exp(normal(rec, x.shape, torch.float32, x.device) * std + mean).to(x.dtype))
 
 
 @decomposed(aten.cauchy_)
 def cauchy_(rec: Recorder, x: Tensor, median: float = 0.0, sigma: float = 1.0, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
-    draws = uniform(rec, x.shape, torch.float32) + 2.0**-25
+    draws = uniform(rec, x.shape, torch.float32, x.device) + 2.0**-25
     return x.copy_((median + sigma * torch.tan(math.pi * (draws - 0.5))).to(x.dtype))
 
 
 @decomposed(aten.geometric_)
 def geometric_(rec: Recorder, x: Tensor, p: float, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
-    draws = exponential(rec, x.shape, torch.float32, 1.0)
+    draws = exponential(rec, x.shape, torch.float32, 1.0, x.device)
     return x.copy_(torch.ceil(draws / -math.log1p(-p)).clamp_min(1.0).to(x.dtype) if p < 1.0 else torch.ones_like(x))
 
 
@@ -150,20 +159,22 @@ def random_(rec: Recorder, x: Tensor, generator: Any = None) -> Tensor:
         if x.dtype == torch.bool
         else torch.iinfo(x.dtype).max
     )
-    return x.copy_(randint(rec, x.shape, 0, high, torch.int64).to(x.dtype))
+    return x.copy_(randint(rec, x.shape, 0, high, torch.int64, x.device).to(x.dtype))
 
 
 @decomposed(aten.random_.to)
 def random_to_(rec: Recorder, x: Tensor, to: int, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
-    return x.copy_(randint(rec, x.shape, 0, to, torch.int64).to(x.dtype))
+    return x.copy_(randint(rec, x.shape, 0, to, torch.int64, x.device).to(x.dtype))
 
 
 @decomposed(getattr(aten.random_, "from"))
 def random_from_(rec: Recorder, x: Tensor, low: int, to: int | None, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
     return x.copy_(
-        randint(rec, x.shape, low, torch.iinfo(torch.int64).max if to is None else to, torch.int64).to(x.dtype)
+        randint(rec, x.shape, low, torch.iinfo(torch.int64).max if to is None else to, torch.int64, x.device).to(
+            x.dtype
+        )
     )
 
 
@@ -171,25 +182,31 @@ def random_from_(rec: Recorder, x: Tensor, low: int, to: int | None, generator: 
 
 
 @decomposed(aten.rand)
-def rand(rec: Recorder, size: list[int], dtype: torch.dtype | None = None, generator: Any = None, **_: Any) -> Tensor:
+def rand(
+    rec: Recorder, size: list[int], dtype: torch.dtype | None = None, generator: Any = None, device: Any = None,
+    **_: Any,
+) -> Tensor:  # fmt: skip
     _refuse_generator(rec, generator)
-    return uniform(rec, size, _default(dtype))
+    return uniform(rec, size, _default(dtype), _place(device))
 
 
 @decomposed(aten.randn)
-def randn(rec: Recorder, size: list[int], dtype: torch.dtype | None = None, generator: Any = None, **_: Any) -> Tensor:
+def randn(
+    rec: Recorder, size: list[int], dtype: torch.dtype | None = None, generator: Any = None, device: Any = None,
+    **_: Any,
+) -> Tensor:  # fmt: skip
     _refuse_generator(rec, generator)
-    return normal(rec, size, _default(dtype))
+    return normal(rec, size, _default(dtype), _place(device))
 
 
 @decomposed(aten.rand_like)
-def rand_like(rec: Recorder, x: Tensor, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    return uniform(rec, x.shape, dtype or x.dtype)
+def rand_like(rec: Recorder, x: Tensor, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> Tensor:
+    return uniform(rec, x.shape, dtype or x.dtype, _place(device, x))
 
 
 @decomposed(aten.randn_like)
-def randn_like(rec: Recorder, x: Tensor, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    return normal(rec, x.shape, dtype or x.dtype)
+def randn_like(rec: Recorder, x: Tensor, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> Tensor:
+    return normal(rec, x.shape, dtype or x.dtype, _place(device, x))
 
 
 @rule(aten.randint, aten.randint_like)
@@ -200,13 +217,15 @@ def randint_(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     dtype = bound.get("dtype") or (like.dtype if like is not None else torch.int64)
     shape = like.shape if like is not None else bound["size"]
     with torch._C._AutoDispatchBelowAutograd(), rec:
-        return randint(rec, shape, bound.get("low", 0), bound["high"], dtype)
+        return randint(rec, shape, bound.get("low", 0), bound["high"], dtype, _place(bound.get("device"), like))
 
 
 @decomposed(aten.randperm)
-def randperm(rec: Recorder, n: int, dtype: torch.dtype | None = None, generator: Any = None, **_: Any) -> Tensor:
+def randperm(
+    rec: Recorder, n: int, dtype: torch.dtype | None = None, generator: Any = None, device: Any = None, **_: Any
+) -> Tensor:
     _refuse_generator(rec, generator)
-    return torch.argsort(randint(rec, [n], 0, 1 << 62, torch.int64)).to(dtype or torch.int64)
+    return torch.argsort(randint(rec, [n], 0, 1 << 62, torch.int64, _place(device))).to(dtype or torch.int64)
 
 
 @rule(aten.normal)
@@ -220,8 +239,8 @@ def normal_of(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     with torch._C._AutoDispatchBelowAutograd(), rec:
         if tensors:
             shape = torch.broadcast_shapes(*(t.shape for t in tensors))
-            return normal(rec, shape, tensors[0].dtype) * std + mean
-        return normal(rec, bound["size"], _default(bound.get("dtype"))) * std + mean
+            return normal(rec, shape, tensors[0].dtype, tensors[0].device) * std + mean
+        return normal(rec, bound["size"], _default(bound.get("dtype")), _place(bound.get("device"))) * std + mean
 
 
 @decomposed(aten.multinomial.default)
@@ -232,9 +251,9 @@ def multinomial(rec: Recorder, p: Tensor, count: int, replacement: bool = False,
         raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
     if replacement and count > 1:
         steps = p.float().cumsum(-1)
-        draws = uniform(rec, [*p.shape[:-1], count], torch.float32) * steps[..., -1:]
+        draws = uniform(rec, [*p.shape[:-1], count], torch.float32, p.device) * steps[..., -1:]
         return torch.searchsorted(steps, draws, right=True).clamp_max(p.shape[-1] - 1)
-    race = p / exponential(rec, p.shape, p.dtype, 1.0)
+    race = p / exponential(rec, p.shape, p.dtype, 1.0, p.device)
     return race.argmax(-1, keepdim=True) if count == 1 else race.topk(count, -1)[1]
 
 
@@ -246,7 +265,7 @@ def rrelu_with_noise(
     _refuse_generator(rec, generator)
     if not training:
         return torch.where(x >= 0, x, x * ((lower + upper) / 2))
-    slope = torch.where(x <= 0, uniform(rec, x.shape, x.dtype) * (upper - lower) + lower, torch.ones_like(x))
+    slope = torch.where(x <= 0, uniform(rec, x.shape, x.dtype, x.device) * (upper - lower) + lower, torch.ones_like(x))
     noise.copy_(slope)
     return x * slope
 
@@ -254,7 +273,7 @@ def rrelu_with_noise(
 def _seeded(name: str, arguments: int) -> Any:
     def draw(rec: Recorder, *args: Any, generator: Any = None) -> Tensor:
         _refuse_generator(rec, args[arguments] if len(args) > arguments else generator)
-        return getattr(torch.ops.nova, name)(*args[:arguments], rec.seed_tensor(), rec.next_stream())
+        return getattr(torch.ops.nova, name)(*args[:arguments], rec.seed_tensor(args[0].device), rec.next_stream())
 
     return draw
 

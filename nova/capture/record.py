@@ -29,6 +29,7 @@ from torch import Tensor, fx
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nova.capture import cuda_rules as _cuda_rules  # noqa: F401  (registers the rules)
 from nova.capture import dynamic, finish, optimizers, scaler, schedulers
 from nova.capture import random_rules as _random_rules  # noqa: F401  (registers the rules)
 from nova.capture.function_mode import FunctionMode
@@ -45,6 +46,7 @@ from nova.capture.views import aten, geometry
 from nova.errors import CaptureError, NovaError
 
 _LOCK = threading.RLock()
+_CPU = torch.device("cpu")
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _sequence: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
@@ -108,6 +110,7 @@ class Recorder(TorchDispatchMode):
         self.recomputing: int | None = None  # the checkpointed region that runs again
         self._regions: dict[int, int] = {}
         self._seed_node: fx.Node | None = None
+        self._seeds: dict[torch.device, Tensor] = {}
         self.grad_scalers: list[Any] = []
         self._by_storage: dict[int, list[Tensor]] | None = None
 
@@ -344,13 +347,16 @@ class Recorder(TorchDispatchMode):
         with no_modes():
             return self.random.next_stream(self.line)
 
-    def seed_tensor(self) -> Tensor:
-        with no_modes():
-            seed = self.random.ensure_seed()
-        if self._seed_node is None:
-            self._seed_node = self.placeholder(TensorType((), "i64"))
+    def seed_tensor(self, device: torch.device = _CPU) -> Tensor:
+        """The step's one seed, as an operand of draws on a device."""
+        if device not in self._seeds:
+            with no_modes():
+                seed = self.random.ensure_seed().to(device)
+            if self._seed_node is None:
+                self._seed_node = self.placeholder(TensorType((), "i64"))
             self.values.define(seed, self._seed_node)
-        return seed
+            self._seeds[device] = seed
+        return self._seeds[device]
 
     # ---- host effects and undoing ----
 

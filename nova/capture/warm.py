@@ -29,7 +29,7 @@ _OPTIMIZERS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim
 
 
 def usable(options: Options) -> bool:
-    return knobs.disk_cache and options.backend == "cpu" and knobs.dump is None
+    return knobs.disk_cache and options.backend == "compile" and knobs.dump is None
 
 
 def key_of(objects: ObjectMap, options: Options) -> str:
