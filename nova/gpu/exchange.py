@@ -47,9 +47,13 @@ class Exchange:
     read: int
     by_warp: bool  # each warp reads only what it has written
 
+    def places(self, indices: np.ndarray) -> np.ndarray:
+        """Where elements lie, from their coordinates [.., rank]."""
+        return self.swizzle(indices @ np.array(self.strides, np.int64))
+
     def addresses(self, layout: NestedLayout, threads: int) -> np.ndarray:
         """[threads, registers], in elements."""
-        return self.swizzle(layout.indices(threads) @ np.array(self.strides, np.int64))
+        return self.places(layout.indices(threads))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -60,9 +64,10 @@ def plan(source: NestedLayout, target: NestedLayout, size: int, threads: int) ->
     for found in _candidates(source, target, size, by_warp):
         cost = 0
         for layout, width in ((source, found.written), (target, found.read)):
-            addresses = found.addresses(layout, threads)
+            # one access of the first warp stands for all: the others only move by constants, added or XORed
+            addresses = found.places(layout.indices(threads)[:WARP, 0])
             # an access costs its passes, and its instruction about as much as one
-            cost += (bank_passes(addresses[:, 0], width, size) + 1) * (layout.registers // width)
+            cost += (bank_passes(addresses, width, size) + 1) * (layout.registers // width)
         if best is None or (cost, found.size) < best[0]:
             best = (cost, found.size), found
     assert best is not None
@@ -134,13 +139,10 @@ def bank_passes(addresses: np.ndarray, width: int, size: int) -> int:
 
 def stays_in_warp(source: NestedLayout, target: NestedLayout, threads: int) -> bool:
     """Whether every warp holds in `source` whatever it holds in `target`."""
-    warps = -(-threads // WARP)
-    shape = source.shape
-    sets = []
-    for layout in (source, target):
-        held = np.ravel_multi_index(np.moveaxis(layout.indices(threads), -1, 0), shape)
-        sets.append([set(held[w * WARP : (w + 1) * WARP].reshape(-1).tolist()) for w in range(warps)])
-    return all(need <= have for have, need in zip(*sets, strict=True))
+    warp = np.arange(threads)[:, None] // WARP
+    have = np.zeros((int(warp[-1, 0]) + 1, *source.shape), bool)
+    have[(warp, *np.moveaxis(source.indices(threads), -1, 0))] = True
+    return bool(have[(warp, *np.moveaxis(target.indices(threads), -1, 0))].all())
 
 
 @dataclass(frozen=True)
