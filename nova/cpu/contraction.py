@@ -18,7 +18,7 @@ from nova.cpu.contraction_epilogue import Anchor, Frame
 from nova.cpu.contraction_tile import Partials, TileSink
 from nova.cpu.ints import Int
 from nova.cpu.lanes import Value
-from nova.cpu.microkernel import Panel, Tile, multiply, prefetch
+from nova.cpu.microkernel import LINE, Panel, Tile, multiply, prefetch
 from nova.fusion import access as ac
 from nova.fusion import contraction_form as cf
 from nova.fusion.contraction_form import Contraction
@@ -186,7 +186,7 @@ class Nest:
                             left = self._lhs_panel(lhs, ir_, ic, pc)
                             if not c.tile:
                                 self._prefetch(sink.frame, ir_, jr)
-                            values = multiply(self.tile, left, right, depth, even)
+                            values = multiply(self.tile, left, right, depth, self.s.chain, even)
                             if c.tile:
                                 self._hold(values, ints.sub(ir_, ic), ints.sub(jr, jc))
                             else:
@@ -270,9 +270,10 @@ class Nest:
         access = self.c.outputs[0][1]
         if ep.lane_stride(self.c, access, self.lanes) != 1 or self.c.k < 64:
             return
-        anchor = Anchor(frame, m, n)
+        anchor, step = Anchor(frame, m, n), LINE // ln.bytes_of(access.element)
         for row in range(self.rows):
-            prefetch(anchor.address(access, row, 0), write=True)
+            for column in range(0, self.columns, step):
+                prefetch(anchor.address(access, row, column), write=True)
 
     # --- the second phase of chunks of K -------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ Twelve accumulators, two vectors of B and one broadcast fill the sixteen AVX2 re
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nova.cpu import build, ints
@@ -75,54 +76,125 @@ def _multiply_add(a: Value, b: Value, c: Value) -> Value:
     return ln.create("vector.fma", c.type, [a, b, c])
 
 
-def multiply(tile: Tile, lhs: Panel, rhs: Panel, depth: Int, even: bool = False) -> list[Value]:
-    """Accumulators [row][vector] of lhs @ rhs over `depth` steps of k, starting from zero.
+@dataclass(frozen=True)
+class _Walk:
+    """How an operand's addresses move along k.
 
-    `even`: a depth known only at run time is a multiple of the unrolling.
+    A pointer a stride further every k; rows at run-time places (an edge tile read in place) have a pointer each, and
+    what moves is an offset to all of them. Either is carried through the loop and everything else fits in addressing
+    modes: computed from k, one operand's place would be made in the register that holds the other's, and LLVM, which
+    then loads all of the first before it, spills what it loaded.
     """
-    zeros = [ln.constant(tile.vector, 0.0) for _ in range(tile.rows * tile.vectors)]
-    # Rows at run-time places (an edge tile read in place) get a pointer each; constants stay in the addressing mode.
-    rows = [
-        (lhs.pointer, place) if isinstance(place, int) else (ln.address(lhs.pointer, place, lhs.element), 0)
-        for place in lhs.places
-    ]
 
-    def rhs_vector(offset: Int) -> Value:
-        vector = ln.load(ints.offset_pointer(rhs.pointer, offset, rhs.element), rhs.element, tile.lanes)
-        return to_accumulator(vector, tile.accumulator)
+    panel: Panel
+    rows: tuple[tuple[Value | None, Int], ...]  # (base, constant place): a base of None is what moves
+    ahead: tuple[Int, ...]  # offset of the u-th step of a trip
 
-    def step(k: Int, accumulators: list[Value], ahead: int = 0) -> list[Value]:
-        """The k step at k + ahead. What varies is computed for k once; the rest fits in the addressing mode."""
-        at_lhs, at_rhs = (ints.add(ints.mul(k, p.k_stride), ints.mul(p.k_stride, ahead)) for p in (lhs, rhs))
-        if rhs.ahead:
-            for line in range(0, tile.columns * ln.bytes_of(rhs.element), LINE):
-                place = ints.add(at_rhs, ints.mul(rhs.k_stride, rhs.ahead), line // ln.bytes_of(rhs.element))
-                prefetch(ints.offset_pointer(rhs.pointer, place, rhs.element), write=False)
-        columns = [rhs_vector(ints.add(at_rhs, v * tile.lanes)) for v in range(tile.vectors)]
+    @staticmethod
+    def of(panel: Panel, unroll: int) -> _Walk:
+        fixed = all(isinstance(place, int) for place in panel.places)
+        rows: list[tuple[Value | None, Int]] = [(None, place) for place in panel.places or (0,)]
+        if not fixed:
+            rows = [(ints.offset_pointer(panel.pointer, place, panel.element), 0) for place in panel.places]
+        return _Walk(panel, tuple(rows), tuple(ints.mul(panel.k_stride, u) for u in range(unroll + 1)))
+
+    @property
+    def start(self) -> Value:
+        return self.panel.pointer if self.rows[0][0] is None else ints.value(0)
+
+    def moved(self, place: Value, steps: int) -> Value:
+        if self.rows[0][0] is None:
+            return ints.offset_pointer(place, self.ahead[steps], self.panel.element)
+        return ints.value(ints.add(place, self.ahead[steps]))
+
+    def pointer(self, place: Value, row: int, step: int, further: Int = 0) -> Value:
+        base, offset = self.rows[row]
+        if base is None:
+            return ints.offset_pointer(place, ints.add(self.ahead[step], offset, further), self.panel.element)
+        return ints.offset_pointer(base, ints.add(place, self.ahead[step], further), self.panel.element)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """The arithmetic of one tile: `step` takes accumulators and the operands' places to what follows them."""
+
+    tile: Tile
+    lhs: _Walk
+    rhs: _Walk
+
+    def step(self, accumulators: list[Value], left: Value, right: Value, ahead: int) -> list[Value]:
+        """The accumulators after the k step that is `ahead` of the places."""
+        tile, lhs, rhs = self.tile, self.lhs.panel, self.rhs.panel
+        self._prefetch(right, ahead)
+        columns = []
+        for v in range(tile.vectors):
+            vector = ln.load(self.rhs.pointer(right, 0, ahead, v * tile.lanes), rhs.element, tile.lanes)
+            columns.append(to_accumulator(vector, tile.accumulator))
         out = list(accumulators)
-        for r, (pointer, place) in enumerate(rows):
-            scalar = ln.load(ints.offset_pointer(pointer, ints.add(at_lhs, place), lhs.element), lhs.element)
+        for r in range(tile.rows):
+            scalar = ln.load(self.lhs.pointer(left, r, ahead), lhs.element)
             a = ln.splat(to_accumulator(scalar, tile.accumulator), tile.lanes)
             for v in range(tile.vectors):
                 out[r * tile.vectors + v] = _multiply_add(a, columns[v], out[r * tile.vectors + v])
         return out
 
-    def unrolled(k: Int, accumulators: list[Value]) -> list[Value]:
-        for u in range(tile.unroll):
-            accumulators = step(k, accumulators, u)
-        return accumulators
+    def _prefetch(self, right: Value, ahead: int) -> None:
+        rhs = self.rhs.panel
+        if not rhs.ahead:
+            return
+        size = ln.bytes_of(rhs.element)
+        for line in range(0, self.tile.columns * size, LINE):
+            place = ints.add(ints.mul(rhs.k_stride, rhs.ahead), line // size)
+            prefetch(self.rhs.pointer(right, 0, ahead, place), write=False)
 
-    main = depth if even else ints.mul(ints.div(depth, tile.unroll), tile.unroll)
-    accumulators = _loop(0, main, tile.unroll, zeros, unrolled)
-    if even or (isinstance(depth, int) and depth == main):
-        return accumulators
-    return _loop(main, depth, 1, accumulators, step)
+    def trip(self, steps: int, carried: list[Value]) -> list[Value]:
+        """`steps` k steps, and both places moved past them."""
+        *accumulators, left, right = carried
+        for u in range(steps):
+            accumulators = self.step(accumulators, left, right, u)
+        return [*accumulators, self.lhs.moved(left, steps), self.rhs.moved(right, steps)]
+
+    def chain(self, depth: Int, even: bool, carried: list[Value]) -> list[Value]:
+        """`depth` k steps."""
+        unroll = self.tile.unroll
+        main = depth if even else ints.mul(ints.div(depth, unroll), unroll)
+        carried = _loop(0, main, unroll, carried, self.trip)
+        if even or (isinstance(depth, int) and depth == main):
+            return carried
+        return _loop(main, depth, 1, carried, self.trip)
 
 
-def _loop(begin: Int, end: Int, stride: int, carried: list[Value], body) -> list[Value]:
+def multiply(tile: Tile, lhs: Panel, rhs: Panel, depth: Int, chain: int, even: bool = False) -> list[Value]:
+    """Accumulators [row][vector] of lhs @ rhs over `depth` steps of k, starting from zero.
+
+    Sums of `chain` steps are added up: one chain of all of them would round like a sum of that many numbers. The total
+    lies in memory meanwhile, as LLVM spills what the inner loop doesn't touch. `even`: a depth known only at run time
+    is a multiple of the unrolling, as `chain` is.
+    """
+    product = _Product(tile, _Walk.of(lhs, tile.unroll), _Walk.of(rhs, tile.unroll))
+    zeros = [ln.constant(tile.vector, 0.0) for _ in range(tile.rows * tile.vectors)]
+    places = [product.lhs.start, product.rhs.start]
+    if isinstance(depth, int) and depth <= chain:
+        return product.chain(depth, even, [*zeros, *places])[:-2]
+
+    def link(at: Int, carried: list[Value]) -> list[Value]:
+        *totals, left, right = carried
+        whole = isinstance(depth, int) and depth % chain == 0
+        steps = chain if whole else ints.minimum(chain, ints.sub(depth, at))
+        *sums, left, right = product.chain(steps, even, [*zeros, left, right])
+        return [*(ln.addf(total, x) for total, x in zip(totals, sums, strict=True)), left, right]
+
+    bounds = (ints.value(0), ints.value(depth), ints.value(chain))
+    return build.loop_carrying(*bounds, [*zeros, *places], link)[:-2]
+
+
+def _loop(
+    begin: Int, end: Int, stride: int, carried: list[Value], trip: Callable[[int, list[Value]], list[Value]]
+) -> list[Value]:
     if isinstance(begin, int) and isinstance(end, int):
         if end <= begin:
             return carried
         if end - begin <= stride:
-            return body(begin, carried)
-    return build.loop_carrying(ints.value(begin), ints.value(end), ints.value(stride), carried, body)
+            return trip(stride, carried)
+    bounds = (ints.value(begin), ints.value(end), ints.value(stride))
+    return build.loop_carrying(*bounds, carried, lambda _, values: trip(stride, values))

@@ -83,6 +83,7 @@ class ContractionSchedule:
     threads: int  # threads of the pool worth using, or threads of a block
     promoted: tuple[bool, bool] = (True, True)  # copy lhs / rhs into packed panels or shared memory
     unroll: int = 2  # k steps in one trip of the innermost loop
+    chain: int = 256  # CPU: k steps summed in one go; such sums are added up, which rounds less
     split: str = "m"  # CPU: dimension dealt to threads
     unit: int = 1  # CPU: rows (columns) of that dimension in one task
     groups: int = 1  # CPU: ranges of the other dimension; GPU: blocks that share an L2 panel (rasterisation width)

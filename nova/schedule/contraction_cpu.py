@@ -2,7 +2,9 @@
 
 - Register tile: accumulators, one row of B vectors and a broadcast must fit the register file. Among those that do, the
   one with the least time wins: multiply-adds and loads of a k step, times the padding of M and N to whole tiles.
-- KC: half of L1 holds a B panel. MC: two fifths of L2 hold the A block. NC: half of a core's L3 holds the B block.
+- KC: half of L1 holds a B panel; a tile that multiplies slower than L2 delivers streams its panels from there instead,
+  and then KC is as deep as hides the adding of blocks. MC: the A block lies in L2. NC: the B block lies in half of a
+  core's L3.
 - Packing pays when a panel is read many times or its strides defeat the caches; small problems read in place.
 - Threads split the dimension whose split copies less: threads that split M each pack B, and the other way round.
 """
@@ -18,9 +20,15 @@ from nova.schedule.target import ELEMENT_BYTES, CpuTarget
 LATENCY = 4.5  # clocks of a fused multiply-add: a tile needs that many independent ones in flight
 LOAD = 0.65  # clocks a vector load or broadcast takes of the tile's step when loads bind
 SKINNY = 8  # rows up to which packing B cannot pay
+STREAM = 12.0  # bytes a clock that a tile may take from L2 for nothing: under half of what x86 cores move
+DEEP = 1024  # k steps after which adding a tile to its earlier sums is under a percent of its arithmetic
+CHAIN = 256  # k steps after which a sum is put with those before: rounds as much as BLAS libraries do
+PACKING = 1.3  # clocks of packing an element
+ACROSS_LINES, EVICTED = 0.25, 0.05  # clocks an element of B in place takes longer, each time, than a packed one
+LINE, WAYS, L1_WAY = 64, 8, 4096  # bytes of a cache line, lines of a set, bytes of the first cache's ways
 EFFICIENCY = 0.93  # of the multiply-add rate that a well-fed tile reaches
 FORK_WORTH = 20e-6  # seconds of serial work below which a fork-join doesn't pay: an idle pool wakes in 17 us
-B_BLOCK = 2 << 20  # bytes of B packed at once: more buys nothing and costs memory, a block a thread
+B_BLOCK = 4 << 20  # bytes of B packed at once: more buys nothing and costs memory, a block a thread
 TIE = 1.03  # times nearer than this are equal
 SMALL = 50e-6  # seconds of arithmetic below which edge tiles cost more than a narrower tile
 K_CHUNK = 1024  # least k worth a task of its own
@@ -40,9 +48,18 @@ class RegisterTile:
         work = self.rows * self.vectors
         return max(work * fma, (self.rows + self.vectors) * LOAD * max(fma * 2, 1.0), LATENCY)
 
+    def turns_whole(self, fma: float, size: int) -> bool:
+        """Whether packing transposes its rows in whole 128-bit lanes, and it still hides latency twice over."""
+        return self.rows % max(16 // size, 1) == 0 and self.rows * self.vectors * fma >= 2 * LATENCY
+
 
 def _up(x: int, multiple: int) -> int:
     return -(-x // multiple) * multiple
+
+
+def _clocks(p: ContractionProblem, target: CpuTarget) -> float:
+    """Clocks of one vector multiply-add."""
+    return 2 * target.lanes(p.accumulate) * target.clock / target.core_peak(p.accumulate)
 
 
 def schedule(p: ContractionProblem, target: CpuTarget) -> ContractionSchedule:
@@ -54,12 +71,13 @@ def schedule(p: ContractionProblem, target: CpuTarget) -> ContractionSchedule:
     nr = tile.vectors * lanes
     kc, mc, nc = _blocks(p, target, tile, nr, reasons)
     pack_lhs = _pack_lhs(p, target, tile, nr, kc, reasons)
-    pack_rhs = _pack_rhs(p, target, tile, nr, reasons)
-    if not pack_lhs and not pack_rhs and not p.n_tile_limit:
-        kc, nc = max(p.k, 1), max(_up(p.n, nr), nr)  # nothing to keep resident: one block
+    pack_rhs = _pack_rhs(p, target, tile, kc, reasons)
+    if not pack_rhs and not p.n_tile_limit:  # nothing to keep resident: one block
+        kc, nc = kc if pack_lhs else max(p.k, 1), max(_up(p.n, nr), nr)
     serial = seconds(p, target, tile, pack_lhs, pack_rhs, threads=1)
     threads = _threads(serial, target, reasons)
     chunks = _k_chunks(p, tile, nr, threads, reasons)
+    depth = kc if chunks == 1 else min(kc, _up(-(-p.k // chunks), 4))
     split, groups = _split(p, tile, nr, threads)
     extent, grain = (p.m, tile.rows) if split == "m" else (p.n, p.n_tile_limit or nr)
     unit = _unit(extent, grain, threads, p.batch * groups)
@@ -68,14 +86,15 @@ def schedule(p: ContractionProblem, target: CpuTarget) -> ContractionSchedule:
     return ContractionSchedule(
         "tiled",
         workgroup=(mc, nc),
-        reduction=kc if chunks == 1 else min(kc, _up(-(-p.k // chunks), 4)),
+        reduction=depth,
+        chain=_chain(depth),
         subgroup=(tile.rows, nr),
         threads=threads,
         promoted=(pack_lhs, pack_rhs),
         split=split,
         unit=unit,
         groups=groups,
-        prefetch=8 if not pack_rhs and p.m <= 2 * tile.rows and p.k * p.n * p.rhs.bytes > target.l1 else 0,
+        prefetch=_prefetch(p, target, tile, pack_rhs),
         k_chunks=chunks,
         intrinsic=f"fma.v{lanes}{p.accumulate}",
         seconds=seconds(p, target, tile, pack_lhs, pack_rhs, threads),
@@ -85,7 +104,7 @@ def schedule(p: ContractionProblem, target: CpuTarget) -> ContractionSchedule:
 
 def register_tile(p: ContractionProblem, target: CpuTarget, reasons: list[str]) -> RegisterTile:
     lanes = target.lanes(p.accumulate)
-    fma = 2 * lanes * target.clock / target.core_peak(p.accumulate)
+    fma = _clocks(p, target)
     candidates = [
         tile
         for rows in range(1, target.registers)
@@ -103,10 +122,12 @@ def register_tile(p: ContractionProblem, target: CpuTarget, reasons: list[str]) 
     least = min(time(tile) for tile in candidates)
     small = p.flops / target.core_peak(p.accumulate) < SMALL
 
-    def rank(tile: RegisterTile) -> tuple[bool, int, int]:
-        """As good as equal: no edge code in a small kernel, then more accumulators in flight, then narrow."""
+    def rank(tile: RegisterTile) -> tuple[bool, bool, int, int, int]:
+        """As good as equal: no edge code in a small kernel, and cheap packing where latency is hidden anyway: narrow
+        then, for panels stream better. Else more accumulators in flight."""
         exact = p.m % tile.rows == 0 and p.n % (tile.vectors * lanes) == 0
-        return small and exact, tile.rows * tile.vectors, -tile.vectors
+        whole = tile.turns_whole(fma, ELEMENT_BYTES[p.accumulate])
+        return small and exact, whole, whole * -tile.vectors, tile.rows * tile.vectors, -tile.vectors
 
     best = max((tile for tile in candidates if time(tile) <= TIE * least), key=rank)
     padded = _up(max(p.m, 1), best.rows) * _up(max(p.n, 1), best.vectors * lanes)
@@ -122,17 +143,21 @@ def _blocks(
     p: ContractionProblem, target: CpuTarget, tile: RegisterTile, nr: int, reasons: list[str]
 ) -> tuple[int, int, int]:
     size = ELEMENT_BYTES[p.accumulate]
-    ideal = max(target.l1 // 2 // (nr * size), 32)
-    blocks = max(1, -(-p.k // (ideal + ideal // 2)))  # half as much again is better than a short last block
+    streams = (tile.rows + nr) * size <= STREAM * tile.step(_clocks(p, target))
+    ideal = DEEP if streams else max(target.l1 // 2 // (nr * size), 32)
+    slack = 0 if streams else ideal // 2  # half as much again is better than a short last block
+    blocks = max(1, -(-p.k // (ideal + slack)))
     if p.n_tile_limit:
         blocks = 1  # reductions over an N tile need whole sums
     kc = min(_up(-(-p.k // blocks), 4), max(p.k, 1)) if blocks > 1 else max(p.k, 1)
-    mc = max(tile.rows, min(target.l2 * 2 // 5 // (kc * size), 192) // tile.rows * tile.rows)
+    most, rows = (target.l2 * 3 // 8, 96) if streams else (target.l2 * 2 // 5, 192)
+    mc = max(tile.rows, min(most // (kc * size), rows) // tile.rows * tile.rows)
     nc = max(nr, min(target.l3 // (2 * target.cores), B_BLOCK) // (kc * size) // nr * nr)
     if p.n_tile_limit:  # the tile's sums stay in L2 beside the A block
         nc = p.n_tile_limit
         mc = max(tile.rows, min(mc, target.l2 * 3 // 5 // ((kc + nc) * size)) // tile.rows * tile.rows)
-    reasons.append(f"KC {kc}: a B panel is {kc * nr * size >> 10} KiB of {target.l1 >> 10} KiB L1")
+    holder = f"streams from {target.l2 >> 10} KiB L2" if streams else f"of {target.l1 >> 10} KiB L1"
+    reasons.append(f"KC {kc}: a B panel of {kc * nr * size >> 10} KiB {holder}")
     reasons.append(f"MC {mc}: an A block is {mc * kc * size >> 10} KiB of {target.l2 >> 10} KiB L2")
     mc = min(mc, _up(max(p.m, 1), tile.rows))
     return kc, mc, nc if p.n_tile_limit else min(nc, _up(max(p.n, 1), nr))
@@ -157,7 +182,7 @@ def _pack_lhs(
     return True
 
 
-def _pack_rhs(p: ContractionProblem, target: CpuTarget, tile: RegisterTile, nr: int, reasons: list[str]) -> bool:
+def _pack_rhs(p: ContractionProblem, target: CpuTarget, tile: RegisterTile, kc: int, reasons: list[str]) -> bool:
     b = p.rhs
     passes = -(-p.m // tile.rows)
     if b.across_stride != 1 or b.k_stride is None or (b.dtype != p.accumulate and passes > 1):
@@ -166,21 +191,35 @@ def _pack_rhs(p: ContractionProblem, target: CpuTarget, tile: RegisterTile, nr: 
     if passes == 1:
         reasons.append("B is read in place: each element is used by one tile")
         return False
-    strip = p.k * nr * b.bytes
-    if _aliases(b.k_stride, b, p.k):
-        reasons.append(f"B is packed: rows {b.k_stride * b.bytes} bytes apart share cache sets")
-        return True
-    if p.k * p.n * b.bytes <= target.l2 // 2 or (passes <= 8 and strip <= target.l2 // 2):
-        reasons.append(f"B is read in place: {passes} tiles share a strip of {strip >> 10} KiB")
-        return False
-    return True
+    apart = b.k_stride * b.bytes
+    if kc > WAYS * _sets(b.k_stride, b, target.l2 // WAYS):
+        penalty, why = EVICTED, f"rows {apart} bytes apart share cache sets"
+    elif apart % LINE and p.k * p.n * b.bytes > target.l2 // 2:
+        penalty, why = ACROSS_LINES, f"rows {apart} bytes apart cut across cache lines"
+    else:
+        penalty, why = 0.0, "its rows stay in cache"
+    packed = passes * penalty > PACKING
+    reasons.append(f"B is {'packed' if packed else 'read in place'} for {passes} tiles: {why}")
+    return packed
+
+
+def _sets(stride: int, operand: Operand, way: int) -> int:
+    """Cache sets that lines a stride apart fall into, of a cache of `way` bytes a way; pages lie anywhere."""
+    apart = stride * operand.bytes
+    return max(way // max(math.gcd(apart, 4096), LINE), 1)
 
 
 def _aliases(stride: int, operand: Operand, rows: int) -> bool:
-    """Whether `rows` lines a stride apart fall into so few cache sets that they evict each other."""
-    apart = stride * operand.bytes
-    sets = max(4096 // max(math.gcd(apart, 4096), 64), 1)
-    return rows > 8 * sets
+    """Whether `rows` lines a stride apart fall into so few sets of the first cache that they evict each other."""
+    return rows > WAYS * _sets(stride, operand, L1_WAY)
+
+
+def _prefetch(p: ContractionProblem, target: CpuTarget, tile: RegisterTile, pack_rhs: bool) -> int:
+    """k steps by which to ask for B in place: its rows outrun the hardware, but may evict what was asked before."""
+    if pack_rhs or p.rhs.k_stride is None or p.k * p.n * p.rhs.bytes <= target.l1:
+        return 0
+    sets = _sets(p.rhs.k_stride, p.rhs, L1_WAY)
+    return 0 if sets == 1 and p.m > 2 * tile.rows else min(2 * sets, 8)
 
 
 def _threads(serial: float, target: CpuTarget, reasons: list[str]) -> int:
@@ -199,6 +238,12 @@ def _k_chunks(p: ContractionProblem, tile: RegisterTile, nr: int, threads: int, 
     if chunks > 1:
         reasons.append(f"K in {chunks} pieces: {tiles} tiles are too few for {threads} threads")
     return max(chunks, 1)
+
+
+def _chain(depth: int) -> int:
+    """k steps of one sum: equal parts of the depth, a multiple of four each, CHAIN to half as much again."""
+    parts = max(depth // CHAIN, -(-depth // (CHAIN * 3 // 2)), 1)
+    return max(_up(-(-depth // parts), 4), 4)
 
 
 def _split(p: ContractionProblem, tile: RegisterTile, nr: int, threads: int) -> tuple[str, int]:
@@ -240,13 +285,13 @@ def seconds(
 ) -> float:
     """Arithmetic and memory overlap; packing and the fork-join add."""
     lanes = target.lanes(p.accumulate)
-    fma = 2 * lanes * target.clock / target.core_peak(p.accumulate)
+    fma = _clocks(p, target)
     m, n = _up(max(p.m, 1), tile.rows), _up(max(p.n, 1), tile.vectors * lanes)
     steps = p.batch * (m // tile.rows) * (n // (tile.vectors * lanes)) * p.k
     arithmetic = steps * tile.step(fma) / target.clock / EFFICIENCY
     epilogue = p.batch * m * n / lanes * (1 + p.epilogue_operations) * fma / target.clock
     packed = p.batch * ((p.m * p.k if pack_lhs else 0) + (p.k * p.n if pack_rhs else 0))
-    packing = packed * 0.8 / target.clock
+    packing = packed * PACKING / target.clock
     bandwidth = min(target.core_bandwidth * threads, target.bandwidth)
     resident = p.bytes <= target.l3 // 2  # operands that another kernel just wrote are still in the last cache
     memory = p.bytes / (bandwidth * (4 if resident else 1))

@@ -46,11 +46,12 @@ def test_cpu_contractions_fit(p: ContractionProblem, target: targets.CpuTarget) 
     assert s.workgroup[0] % rows == 0 and s.workgroup[1] % columns == 0
     size = 8 if p.accumulate == "f64" else 4
     if s.promoted[1]:
-        assert s.reduction * columns * size <= target.l1
+        assert s.reduction * columns * size <= target.l2 // 2  # held in L1, or streamed
     if s.promoted[0] and p.m > rows:
         assert s.workgroup[0] * s.reduction * size <= target.l2
     assert s.unit % (rows if s.split == "m" else columns) == 0
     assert s.k_chunks == 1 or p.k // s.k_chunks >= 512
+    assert s.chain <= 512 and s.chain % s.unroll == 0
 
 
 @settings(max_examples=60, deadline=None)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import pytest
 import torch
 
-from nova.cpu import contraction
+from nova import mlir
+from nova.cpu import contraction, to_llvm
+from nova.cpu.compile import compile_kernel, find_kernel
 from nova.fusion import contraction_form
 from nova.schedule import target as targets
 from nova.schedule.contraction import schedule_contraction
@@ -45,9 +49,57 @@ def test_ragged(spec: str, shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("spec", LAYOUTS)
 def test_several_blocks_of_every_dimension(spec: str) -> None:
-    small = dataclasses.replace(targets.host(), l1=4 << 10, l2=16 << 10, l3=64 << 10)
-    check(Case(spec, {"m": 101, "n": 149, "k": 211}), target=small)
-    check(Case(spec, {"m": 96, "n": 160, "k": 256}), target=small)
+    caches = {"l1": 4 << 10, "l2": 16 << 10, "l3": 64 << 10}
+    host = targets.host()
+    fast = targets.cpu("fast", cores=2, ghz=2.5, vector_bits=host.vector_bits, fma_units=2)
+    slow = targets.cpu("slow", cores=2, ghz=2.5, vector_bits=host.vector_bits, fma_units=1)
+    for like, k in ((fast, 211), (fast, 256), (slow, 1031), (slow, 2048)):
+        own = {"llvm_cpu": host.llvm_cpu, "llvm_features": host.llvm_features}
+        target = dataclasses.replace(like, **caches, **own)
+        for m, n in ((101, 149), (96, 160)):
+            case = Case(spec, {"m": m, "n": n, "k": k})
+            assert schedule_contraction(contraction_form.problem_of(read(case)), target).reduction < k
+            check(case, target=target)
+
+
+def read(case: Case) -> contraction_form.Contraction:
+    module = mlir.parse(case.text())
+    with mlir.context():
+        return contraction_form.read(find_kernel(module))
+
+
+@pytest.mark.parametrize("k", [255, 257, 511, 770, 1024, 3001])
+@pytest.mark.parametrize("spec", ["mk,kn->mn", "km,nk->mn"])
+def test_long_sums_round_like_short_ones(spec: str, k: int) -> None:
+    """Positive numbers, whose sum grows steadily: one chain of `k` additions would lose a few more bits."""
+    case = Case(spec, {"m": 40, "n": 70, "k": k})
+    inputs = [x.abs() for x in case.inputs()]
+    expected = case.reference(inputs)[0]
+    (result,) = run_kernel(case.text(), inputs)
+    assert ((result.double() - expected) / expected).pow(2).mean().sqrt() < 2.5e-7
+
+
+REGISTER_FILES = [
+    targets.CPU_PRESETS["zen3"], targets.CPU_PRESETS["zen4"], targets.CPU_PRESETS["avx512"],
+    targets.cpu("zen1", cores=2, ghz=3.0, fma_units=1, llvm_cpu="znver1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", REGISTER_FILES, ids=lambda target: target.name)
+@pytest.mark.parametrize(("spec", "m"), [(spec, m) for spec in LAYOUTS for m in (64, 250, 1024)])
+def test_the_k_loop_spills_no_vector(spec: str, m: int, target: targets.CpuTarget) -> None:
+    """What is compiled for any CPU can be read on every other: the loop of multiply-adds leaves the stack alone."""
+    for n, k in ((257, 300), (256, 256), (768, 1024)):
+        kernel = compile_kernel(Case(spec, {"m": m, "n": n, "k": k}).text(), target)
+        machine = to_llvm.target_machine(target.llvm_cpu, target.llvm_features)
+        module = llvm.parse_assembly(kernel.llvm_ir)
+        module.triple, module.data_layout = machine.triple, str(machine.target_data)
+        blocks = re.split(r"^[.\w]+:|^\s+j\w+\s.*$", machine.emit_assembly(module), flags=re.MULTILINE)
+        loops = [block for block in blocks if block.count("vfm") >= 8]
+        assert loops
+        assert not [
+            line for block in loops for line in block.splitlines() if re.search(r"\(%rsp\).*[xyz]mm|mm.*\(%rsp", line)
+        ]
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 4), (5, 0, 4), (5, 4, 0), (0, 0, 0)], ids=str)
