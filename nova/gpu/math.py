@@ -5,7 +5,9 @@
 f32 has its own versions (nova/gpu/math_f32.py), f64 too (math_f64.py); bf16 and f16 are computed in f32 and rounded
 once. sqrt, floor, ceil, trunc, roundeven, absf, fma and copysign stay: they have instructions. `arith.divf` stays the
 exact division; with `fastmath<arcp>` it becomes a reciprocal and a correction (1 ulp, for divisors of ordinary size).
-`arith.remf` becomes exact: LLVM's own expansion loses the remainder of large quotients.
+`arith.remf` becomes exact: LLVM's own expansion loses the remainder of large quotients. `math.exp2` with
+`fastmath<afn>` is one instruction, for which results below 2^-126 are zero. Integer powers and divisions that round
+down or up are in nova/gpu/math_int.py.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from collections.abc import Callable, Iterator
 
 from nova.cpu import lanes as ln
 from nova.cpu.lanes import Value
-from nova.gpu import math_f32, math_f64
+from nova.gpu import math_f32, math_f64, math_int
 from nova.gpu.remainder import remainder
 from nova.mlir import ir
 
-NAMES = sorted(set(math_f32.FUNCTIONS) | set(math_f64.FUNCTIONS) | {"arith.remf"})
+NAMES = sorted(set(math_f32.FUNCTIONS) | set(math_f64.FUNCTIONS) | {"arith.remf"} | set(math_int.FUNCTIONS))
+_PREFIXES = ("math.", "arith.divf", "arith.remf", *math_int.FUNCTIONS)
 _PATTERN = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in NAMES) + r"|fastmath<[^>]*\barcp\b")
 
 
@@ -44,16 +47,19 @@ def _operations(op: ir.Operation) -> Iterator[ir.Operation]:
             for child in block:
                 if len(child.operation.regions):
                     yield from _operations(child.operation)
-                elif child.operation.name.startswith(("math.", "arith.divf", "arith.remf")):
+                elif child.operation.name.startswith(_PREFIXES):
                     yield child.operation
 
 
 def _expansion(op: ir.Operation) -> Callable[..., Value] | None:
     """What replaces an operation, on its own operands; None if it stays."""
     name, element = op.name, ln.element_of(op.results[0].type)
+    if name in math_int.FUNCTIONS:
+        return math_int.FUNCTIONS[name]
     if name == "arith.divf":
-        fast = "fastmath" in op.attributes and "arcp" in str(op.attributes["fastmath"])
-        return math_f32.divide if fast and element == ln.f32() else None
+        return math_f32.divide if element == ln.f32() and _allows(op, "arcp") else None
+    if name == "math.exp2" and element == ln.f32() and _allows(op, "afn"):
+        return math_f32.ex2
     if name == "arith.remf":
         return _in_f32(remainder, element) if ln.is_narrow_float(element) else remainder
     if element == ln.f64():
@@ -62,6 +68,13 @@ def _expansion(op: ir.Operation) -> Callable[..., Value] | None:
     if function is None or element == ln.f32():
         return function
     return _in_f32(function, element)
+
+
+def _allows(op: ir.Operation, flag: str) -> bool:
+    """Whether the operation's fast-math flags hold `flag`."""
+    return (
+        "fastmath" in op.attributes and re.search(rf"\b({flag}|fast)\b", str(op.attributes["fastmath"])[1:]) is not None
+    )
 
 
 def _in_f32(function: Callable[..., Value], element: ir.Type) -> Callable[..., Value]:

@@ -22,7 +22,7 @@ from nova.mlir import ir
 PTX_VERSIONS = {"sm_80": 80, "sm_86": 80, "sm_89": 80, "sm_90a": 86}
 
 LOWERING = (
-    "math-expand-ops{ops=ipowi},arith-expand,convert-scf-to-cf,convert-vector-to-llvm,convert-math-to-llvm,"
+    "convert-scf-to-cf,convert-vector-to-llvm,convert-math-to-llvm,"
     "convert-arith-to-llvm,convert-nvvm-to-llvm,convert-ub-to-llvm,convert-cf-to-llvm,reconcile-unrealized-casts"
 )
 """Level 5 to the `llvm` dialect."""

@@ -10,6 +10,7 @@ from nova.gpu.simulate import run
 from nova.mlir import ir
 
 THREADS = 256
+ELEMENTS = {np.dtype(np.float32): "f32", np.dtype(np.float64): "f64", np.dtype(np.int32): "i32"}
 WIDTHS = {"f32": 4, "f64": 8, "i32": 4, "bf16": 2, "f16": 2}
 
 
@@ -53,7 +54,7 @@ def expanded(text: str) -> str:
 
 def evaluate(op: str, *operands: np.ndarray, lanes: int = 4, attributes: str = "") -> np.ndarray:
     """`op` of f32 or f64 arrays, expanded and simulated."""
-    element = {np.dtype(np.float32): "f32", np.dtype(np.float64): "f64"}[operands[0].dtype]
+    element = ELEMENTS[operands[0].dtype]
     size = len(operands[0])
     blocks = -(-size // (THREADS * max(lanes, 1)))
     padded = [np.resize(x, blocks * THREADS * max(lanes, 1)).copy() for x in operands]

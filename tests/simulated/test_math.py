@@ -121,6 +121,18 @@ def test_remainders_are_exact(dtype):
     assert (np.signbit(got) == np.signbit(want))[~np.isnan(want)].all()
 
 
+@pytest.mark.parametrize("lanes", [0, 4])
+def test_integer_powers_and_rounded_divisions(lanes):
+    rng = np.random.default_rng(6)
+    x, n = rng.integers(-5, 6, 1024).astype(np.int32), rng.integers(-3, 12, 1024).astype(np.int32)
+    want = np.array([int(a) ** int(b) if b >= 0 else {1: 1, -1: (-1) ** int(-b)}.get(int(a), 0) for a, b in zip(x, n)])
+    np.testing.assert_array_equal(evaluate("math.ipowi", x, n, lanes=lanes), want)
+    d = np.where(n == 0, 7, n).astype(np.int32)
+    np.testing.assert_array_equal(evaluate("arith.floordivsi", x, d, lanes=lanes), x // d)
+    np.testing.assert_array_equal(evaluate("arith.ceildivsi", x, d, lanes=lanes), -(-x // d))
+    np.testing.assert_array_equal(evaluate("arith.ceildivui", abs(x), abs(d), lanes=lanes), -(-abs(x) // abs(d)))
+
+
 @pytest.mark.parametrize("lanes", [0, 1, 8])
 def test_scalars_and_vectors_agree(lanes):
     x = arguments()[:4096]
@@ -142,7 +154,20 @@ def test_narrow_types_are_computed_in_f32():
     assert "arith.extf" in text and "arith.truncf" in text and "math.exp" not in text
 
 
-@pytest.mark.skipif(ptxas.find_ptxas() is None, reason="needs ptxas, e.g. pip install nvidia-cuda-nvcc")
+NEEDS_PTXAS = pytest.mark.skipif(ptxas.find_ptxas() is None, reason="needs ptxas, e.g. pip install nvidia-cuda-nvcc")
+
+
+def test_an_approximate_exp2_is_one_instruction():
+    ptx = to_ptx(module("math.exp2", "f32", 4, 1, "fastmath<afn> "), "sm_80")
+    assert ptx.count("ex2.approx.ftz.f32") == 4
+
+
+def test_minima_and_maxima_are_one_instruction():
+    assert to_ptx(module("arith.maximumf", "f32", 4, 2), "sm_80").count("max.NaN.f32") == 4
+    assert to_ptx(module("arith.minnumf", "f32", 4, 2), "sm_80").count("min.f32") == 4
+
+
+@NEEDS_PTXAS
 @pytest.mark.parametrize(("element", "table"), [("f32", math_f32.FUNCTIONS), ("f64", math_f64.FUNCTIONS)])
 def test_every_function_compiles_without_local_memory(element, table):
     for name in [*table, "arith.remf"]:
