@@ -280,7 +280,7 @@ def gan(steps=20, batch=5, noise=4, width=17, **_) -> Case:
         d.backward()
         od.step()
         og.zero_grad()
-        g = F.binary_cross_entropy_with_logits(D(fake), torch.ones(len(z), 1))
+        g = F.binary_cross_entropy_with_logits(D(fake), torch.ones(len(z), 1, device=z.device))
         g.backward()
         og.step()
         return {"d": d.detach(), "g": g.detach()}

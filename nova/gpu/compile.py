@@ -88,14 +88,14 @@ def launches_of(module: ir.Module) -> tuple[list[Launch], int]:
         if operation.name != "llvm.func" or "nvvm.kernel" not in operation.attributes:
             continue
         attributes = operation.attributes
-        grid = [int(n) for n in ir.DenseI64ArrayAttr(attributes["nova_tile.grid"])]
+        grid = [int(n) for n in ir.DenseI64ArrayAttr(attributes["nova_gpu.grid"])]
         threads = [int(n) for n in ir.DenseI32ArrayAttr(attributes["nvvm.reqntid"])]
         shared = _integer(attributes, "nova_gpu.shared")
         count = len(operation.regions[0].blocks[0].arguments)
         name = ir.StringAttr(attributes["sym_name"]).value
         if all(grid):  # (no blocks: nothing to do)
             found.append(Launch(name, (grid[0], grid[1], grid[2]), threads[0], shared, count))
-    return found, _integer(module.operation.attributes, "nova_tile.workspace")
+    return found, _integer(module.operation.attributes, "nova_gpu.workspace")
 
 
 def _integer(attributes: Any, name: str) -> int:
