@@ -4,7 +4,7 @@
     %dq = nova.online_attention_backward_query(..)   ->     @k_0: delta and log-sum-exp of rows    attention_backward.py
     %dk, %dv = nova.online_attention_backward_key           @k_1: blocks of queries
                                                             @k_2: blocks of keys
-    %dm = nova.online_attention_backward_mask               @k_3: parts of the mask's gradient      (.._mask_gradient.py)
+    %dm = nova.online_attention_backward_mask               @k_3: parts of the mask's gradient     .._mask_gradient.py
 
 Every sum is taken in an order that the tiles alone decide, and nothing is added atomically: results repeat bit for bit.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 from nova.errors import CompileError
 from nova.fusion.attention_form import Attention, attention_ops, read_op
 from nova.mlir import ir
+from nova.schedule import config
 from nova.schedule.attention import AttentionSchedule, schedule_attention
 from nova.schedule.target import GpuTarget
 from nova.tile.attention_backward import Key, Query, Statistics, statistics_bytes
@@ -29,8 +30,9 @@ def generate(kernel: ir.OpView, target: GpuTarget) -> tuple[list[Program], int]:
     arguments = len(kernel.operation.regions[0].blocks[0].arguments) + 2  # workspace, error record
     ops = [read_op(op) for op in attention_ops(kernel)]
     programs: list[Program] = []
+    configured = config.read(kernel.operation, AttentionSchedule)
     for op in ops:
-        schedule = schedule_attention(op.problem(), target)
+        schedule = configured or schedule_attention(op.problem(), target)
         if op.name == "online_attention":
             programs.append(Forward(f"{name}_{len(programs)}", op, row_tile(schedule), arguments).program())
             continue

@@ -1,10 +1,11 @@
 """Attention backward: probabilities are recomputed from the saved log-sum-exp, block by block, in two halves.
 
-    query half   a block owns queries:   S = Q K^T    P = 2^(S - lse)     dP = dO V^T      dQ += [P (dP - delta)] K
-    key half     a block owns keys:      S' = K Q^T   P' = 2^(S' - lse)   dP' = V dO^T     dV += P' dO   dK += [P' (dP' - delta)] Q
+    query half   S = Q K^T    P = 2^(S - lse)     dP = dO V^T    dS = P (dP - delta)       dQ += dS K
+    key half     S' = K Q^T   P' = 2^(S' - lse)   dP' = V dO^T   dS' = P' (dP' - delta)    dK += dS' Q    dV += P' dO
 
-The key half computes the transposed scores, so that its probabilities are left operands in the registers they are in. A
-first launch takes delta = rowsum(dO O) and the log-sum-exp in base 2, a row of each (and of `lift`, if there are float masks).
+A block of the query half owns queries; one of the key half owns keys and computes transposed scores, so that they are
+left operands in the registers they are in. A first launch takes delta = rowsum(dO O) and the log-sum-exp in base 2, a
+number of each a row (and `lift`, if there are float masks).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from nova.tile.attention_tiles import (
     Matrix,
     Tile,
     access_vector,
+    bounds_of,
     head_of,
     is_wide,
     key_bounds,
@@ -60,11 +62,14 @@ class Workspace:
 
     def store(self, number: int, tile: Value, base: Operand, query: Operand) -> None:
         base = self.p.add(base, number * self.plane)
-        self.p.store(tile, self.pointer, base, [query], strides=[1], extents=[self.op.queries])
+        assert tile.shape is not None
+        extents = bounds_of([self.op.queries], tile.shape)
+        self.p.store(tile, self.pointer, base, [query], strides=[1], extents=extents)
 
     def load(self, number: int, base: Operand, query: Operand, layout: NestedLayout) -> Value:
         base = self.p.add(base, number * self.plane)
-        return self.p.load(self.pointer, base, [query], "f32", layout, strides=[1], extents=[self.op.queries])
+        extents = bounds_of([self.op.queries], layout.shape)
+        return self.p.load(self.pointer, base, [query], "f32", layout, strides=[1], extents=extents)
 
 
 class Statistics:
@@ -106,10 +111,10 @@ class Statistics:
     def _rows(
         self, access: Access, batch: Operand, head: Operand, query: Operand, layout: NestedLayout, vector: int
     ) -> Value:
-        p, extents, strides = self.p, (self.op.queries, self.op.value_dim), access.strides[-2:]
+        p, sizes, strides = self.p, (self.op.queries, self.op.value_dim), access.strides[-2:]
         tile = p.load(
             p.args[access.argument], place(p, access, batch, head), [query, 0], access.dtype, layout, strides=strides,
-            extents=extents, vector=vector, wide=is_wide(strides, extents),
+            extents=bounds_of(sizes, layout.shape), vector=vector, wide=is_wide(strides, sizes),
         )  # fmt: skip
         return p.convert(tile, "f32")
 
@@ -267,7 +272,7 @@ class Key(Half):
         vector = next(v for v in (4, 2, 1) if op.queries % v == 0)
         p.async_copy(
             self.workspace.pointer, self.shared, stage, self.at, [0, query], strides=[count, 1],
-            extents=[-1, op.queries], vector=vector, wide=is_wide((count, 1), (planes(op), op.queries)),
+            extents=[-1, *bounds_of([op.queries], [self.tile.columns])], vector=vector, wide=is_wide((count, 1), (planes(op), op.queries)),
         )  # fmt: skip
 
     def _step(self, stage: Operand, block: Operand, carried: list[Value], edge: bool) -> list[Value]:

@@ -1,9 +1,10 @@
 """Attention forward: a block owns some queries of one head and walks its keys once, with a running maximum and sum.
 
-    for each block of keys:  S = Q K^T    m' = max(m, S)    P = 2^(S - m')    l = l 2^(m - m') + P    O = O 2^(m - m') + P V
-    out = O / l,  lse = m ln 2 + ln l
+    for each block of keys:
+      S = Q K^T    m' = max(m, S)    P = 2^(S - m')    l = l 2^(m - m') + P    O = O 2^(m - m') + P V
+    out = O / l    lse = m ln 2 + ln l
 
-Blocks of keys below the diagonal need no mask, so they have a loop of their own; the blocks on it, and a ragged last one,
+Blocks of keys below the diagonal need no mask, so they have a loop of their own; blocks on it, and a ragged last one,
 come after. Long rows start first. The sum stays spread over 16 columns until the end.
 """
 
@@ -18,6 +19,7 @@ from nova.tile.attention_tiles import (
     Held,
     Matrix,
     Tile,
+    bounds_of,
     head_of,
     is_wide,
     key_bounds,
@@ -124,5 +126,5 @@ class Forward:
             p.store(
                 p.convert(log_sum_exp(p, op, most, total), access.dtype), p.args[access.argument],
                 place(p, access, spot.batch, spot.head), [spot.query], strides=access.strides[-1:],
-                extents=[op.queries], wide=is_wide(access.strides[-1:], (op.queries,)),
+                extents=bounds_of([op.queries], [self.tile.rows]), wide=is_wide(access.strides[-1:], (op.queries,)),
             )  # fmt: skip

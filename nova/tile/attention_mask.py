@@ -1,6 +1,6 @@
 """What happens to a chunk of scores between the two contractions: scale, masks, causality, dropout.
 
-A chunk is [queries, 16 keys] or, in the key half of backward, [keys, 16 queries]; which, `query_dim` says. Scores count in
+A chunk is [queries, 16 keys], or [keys, 16 queries] in the key half of backward: `query_dim` says which. Scores are in
 base 2. Excluded ones are the finite EXCLUDED, below the START of a running maximum, so they come out of exp2 as exact
 zeros and a row that sees no key ends with sum 0: output and gradients 0, log-sum-exp -inf.
 
@@ -58,8 +58,6 @@ class Scores:
         # the scale joins the exponent's multiply-add where nothing is added to the scores
         self.folded = not self.floor and 1e-6 < op.factor < 1e6
         self.factor = op.factor if self.folded else 1.0
-        self.key, self.query = p.iota(1 - query_dim, layout), p.iota(query_dim, layout)
-        self.lead = p.binary("arith.subi", self.key, self.query) if op.causal else None
         if op.dropout_p:
             self._prepare_dropout()
 
@@ -73,11 +71,13 @@ class Scores:
             scores = self._apply_mask(scores, spot, excluded)
         if not edge:
             return scores
-        visible = []
+        # coordinates are made here, where they are needed: loops without an edge have no registers to spare for them
+        visible, key = [], self._along(1 - self.query_dim)
         if op.causal:
-            visible.append(p.cmp("sle", self.lead, p.sub(spot.query, spot.key)))  # type: ignore[arg-type]
+            last = p.binary("arith.addi", self._along(self.query_dim), p.sub(spot.query, spot.key))
+            visible.append(p.cmp("sle", self._over(key, 1 - self.query_dim), self._over(last, self.query_dim)))
         if not op.has("mask") and not (op.causal and op.keys >= op.queries):
-            visible.append(p.cmp("slt", self.key, p.sub(op.keys, spot.key)))
+            visible.append(p.cmp("slt", self._over(key, 1 - self.query_dim), p.sub(op.keys, spot.key)))
         for condition in visible:
             scores = p.select(condition, scores, excluded)
         return scores
@@ -93,7 +93,15 @@ class Scores:
 
     def spread(self, statistic: Value) -> Value:
         """One number a query, over the chunk."""
-        return self.p.expand(statistic, [1 - self.query_dim], self.layout)
+        return self._over(statistic, self.query_dim)
+
+    def _along(self, dim: int) -> Value:
+        """The chunk's own coordinates along one of its dimensions."""
+        return self.p.iota(0, self.layout.project([1 - dim]))
+
+    def _over(self, values: Value, dim: int) -> Value:
+        """Values along a dimension, over the chunk."""
+        return self.p.expand(values, [1 - dim], self.layout)
 
     def _apply_mask(self, scores: Value, spot: Spot, excluded: float) -> Value:
         p, access = self.p, self.op["mask"]
@@ -126,8 +134,6 @@ class Scores:
         self.domain = Domain(p, self.layout)
         seed = p.load_scalar(p.args[op["seed"].argument], p.scalar(op["seed"].offset, "i64"), "i64")
         self.keys = philox.round_keys(self.domain, Part(seed, (), "i64"))
-        key, query = (p.convert(x, "i64") for x in (self.key, self.query))
-        self.element = p.binary("arith.addi", p.binary("arith.muli", query, op.keys), key)
 
     def kept(self, spot: Spot) -> Value:
         """1 / (1 - p) where dropout keeps a probability, else 0: decided by its number in [B, H, T, S]."""
@@ -135,7 +141,11 @@ class Scores:
         row: Operand = p.add(p.mul(p.cast(spot.batch, "i64"), op.heads), p.cast(spot.head, "i64"))
         row = p.add(p.mul(row, op.queries), p.cast(spot.query, "i64"))
         first = p.add(p.mul(row, op.keys), p.cast(spot.key, "i64"))
-        element = p.binary("arith.addi", self.element, p.scalar(first, "i64"))
+        query_dim, key_dim = self.query_dim, 1 - self.query_dim
+        row_part = p.binary("arith.muli", p.convert(self._along(query_dim), "i64"), op.keys)
+        row_part = p.binary("arith.addi", row_part, p.scalar(first, "i64"))
+        key_part = p.convert(self._along(key_dim), "i64")
+        element = p.binary("arith.addi", self._over(row_part, query_dim), self._over(key_part, key_dim))
         word = philox.any_elements(self.domain, self.keys, Part(element, (0, 1), "i64"), op.stream)
         uniform = p.binary("arith.shrui", self.domain.whole(word), 8)
         factor = 1.0 / (1.0 - op.dropout_p) if op.dropout_p < 1 else 0.0

@@ -119,6 +119,11 @@ def is_wide(strides: tuple[int, ...], extents: tuple[int, ...]) -> bool:
     return sum(max(n - 1, 0) * stride for n, stride in zip(extents, strides, strict=True)) >= 1 << 31
 
 
+def bounds_of(extents: Sequence[int], tile: Sequence[int]) -> list[int]:
+    """The extents that a tile may reach over: -1 where whole tiles fill the dimension."""
+    return [-1 if size % own == 0 else size for size, own in zip(extents, tile, strict=True)]
+
+
 class Matrix:
     """The last two dimensions of a tensor, read through shared memory: `stages` blocks of `rows` rows."""
 
@@ -140,7 +145,8 @@ class Matrix:
         strides = self.access.strides[-2:]
         self.p.async_copy(
             self.p.args[self.access.argument], self.shared, stage, self.base, [row, 0], strides=strides,
-            extents=self.extents, vector=access_vector(self.access, self.extents[1]),
+            extents=bounds_of(self.extents, (self.rows, self.columns)),
+            vector=access_vector(self.access, self.extents[1]),
             wide=is_wide(strides, self.extents),
         )  # fmt: skip
 
@@ -226,10 +232,11 @@ class Accumulator:
     ) -> None:
         strides = access.strides[-2:]
         vector = access_vector(access, extents[1], 2 * ELEMENT_BYTES[access.dtype])
+        reach = bounds_of(extents, (self.tile.rows, self.columns))
         for start, tile in zip(self.starts, tiles, strict=True):
             p.store(
                 p.convert(tile, access.dtype), p.args[access.argument], base, [row, start], strides=strides,
-                extents=extents, vector=vector, wide=is_wide(strides, extents),
+                extents=reach, vector=vector, wide=is_wide(strides, extents),
             )  # fmt: skip
 
 
