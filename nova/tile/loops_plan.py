@@ -211,10 +211,9 @@ class Planner:
         return op.reduced >= rows and kept_loops == loops - op.reduced and kept_loops in (columns, frozenset())
 
     def _mixes(self, op: Structured, nest: Nest, rows: frozenset[int]) -> bool:
-        along = [
-            not other.reduced >= rows for other in (op, *nest.ops) if other.reduced and set(other.loops) == nest.full
-        ]
-        return len(set(along)) > 1
+        """Whether ops of the full loops would be reduced along the rows, over them, and over everything in one nest."""
+        full = [other for other in (op, *nest.ops) if other.reduced and frozenset(other.loops) == nest.full]
+        return len({(rows <= other.reduced, other.reduced == nest.full) for other in full}) > 1
 
     def elementwise_fits(self, op: Structured, nest: Nest, loops: frozenset[int]) -> bool:
         if loops == nest.full:

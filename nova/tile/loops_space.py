@@ -120,6 +120,8 @@ class Space(Sources):
         if loop in self.fixed:
             return [Part(self.fixed[loop], (), "i32")]
         size = self.sizes[loop]
+        if size == 1:
+            return [Part(0, (), "i32")]
         if loop in frame.rows:
             if len(frame.rows) == 1:
                 return self.row()

