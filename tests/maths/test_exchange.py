@@ -85,3 +85,10 @@ def test_warps_that_keep_their_rows_need_no_other_warp() -> None:
     rows = blocked((64, 32), (4, 1), (4, 8), 4)
     assert exchange.stays_in_warp(rows, blocked((64, 32), (4, 1), (16, 2), 4), 128)
     assert not exchange.stays_in_warp(rows, blocked((64, 32), (1, 4), (4, 8), 1), 128)
+
+
+def test_a_warp_that_holds_a_copy_reads_what_the_first_wrote() -> None:
+    whole = blocked((32,), (1,), (32,), 1)
+    turned = NestedLayout((1,), (1,), (1,), (16,), (2,), (0,), (1,))
+    assert exchange.stays_in_warp(whole, turned, 32)
+    assert not exchange.stays_in_warp(whole, turned, 64)
