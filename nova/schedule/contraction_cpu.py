@@ -74,6 +74,8 @@ def schedule(p: ContractionProblem, target: CpuTarget) -> ContractionSchedule:
     pack_rhs = _pack_rhs(p, target, tile, kc, reasons)
     if not pack_rhs and not p.n_tile_limit:  # nothing to keep resident: one block
         kc, nc = kc if pack_lhs else max(p.k, 1), max(_up(p.n, nr), nr)
+    elif not pack_lhs and not p.n_tile_limit:  # nothing to pack again: a strip is used up while it is near
+        nc = nr
     serial = seconds(p, target, tile, pack_lhs, pack_rhs, threads=1)
     threads = _threads(serial, target, reasons)
     chunks = _k_chunks(p, tile, nr, threads, reasons)
