@@ -39,7 +39,12 @@ def kernel_text(m: int, n: int, k: int, layout: str, precision: str) -> str:
     element = "f32" if precision in ("f32", "tf32") else precision
     a, a_map = (f"{m}x{k}", "(m, k)") if layout[0] == "n" else (f"{k}x{m}", "(k, m)")
     b, b_map = (f"{k}x{n}", "(k, n)") if layout[1] == "n" else (f"{n}x{k}", "(n, k)")
-    a, b, c, total = f"tensor<{a}x{element}>", f"tensor<{b}x{element}>", f"tensor<{m}x{n}x{element}>", f"tensor<{m}x{n}xf32>"
+    a, b, c, total = (
+        f"tensor<{a}x{element}>",
+        f"tensor<{b}x{element}>",
+        f"tensor<{m}x{n}x{element}>",
+        f"tensor<{m}x{n}xf32>",
+    )
     wide = element != "f32"
     extend = "".join(f"%{x}w = arith.extf %{x} : {element} to f32\n" for x in "lr") if wide else ""
     left, right = ("%lw", "%rw") if wide else ("%l", "%r")
@@ -47,7 +52,8 @@ def kernel_text(m: int, n: int, k: int, layout: str, precision: str) -> str:
     into = "%e" if wide else "%o"
     tail = (
         f"""%res = linalg.generic {{indexing_maps = [affine_map<(m, n) -> (m, n)>, affine_map<(m, n) -> (m, n)>],
-            iterator_types = ["parallel", "parallel"]}} ins(%acc : {total}) outs(%o : {c}) attrs = {{dims = array<i64: 0, 1>}} {{
+            iterator_types = ["parallel", "parallel"]}}
+            ins(%acc : {total}) outs(%o : {c}) attrs = {{dims = array<i64: 0, 1>}} {{
         ^bb0(%s: f32, %d: {element}):
           %t = arith.truncf %s : f32 to {element}
           linalg.yield %t : {element}
@@ -57,8 +63,8 @@ def kernel_text(m: int, n: int, k: int, layout: str, precision: str) -> str:
     )
     mark = "nova.tf32, " if precision == "tf32" else ""
     return f"""module {{
-      func.func private @k(%a: {a}, %b: {b}, %o: {c} {{nova.out}}) -> {c} attributes {{nova.kernel = "contraction", {mark}
-          nova.inplace = [], nova.dims = array<i64: {m}, {n}, {k}>}} {{
+      func.func private @k(%a: {a}, %b: {b}, %o: {c} {{nova.out}}) -> {c}
+          attributes {{nova.kernel = "contraction", {mark} nova.inplace = [], nova.dims = array<i64: {m}, {n}, {k}>}} {{
         %zero = arith.constant 0.0 : f32
         {start}
         %init = linalg.fill ins(%zero : f32) outs({into} : {total}) -> {total}
@@ -106,9 +112,17 @@ def build_case(case: str, target, folder: Path) -> dict:
     launches = [[x.symbol, x.grid, x.threads, x.shared] for x in compiled.launches]
     registers = [r.get("registers") for r in compiled.resources]
     spills = sum(r.get("spill_stores", 0) for r in compiled.resources)
-    tile = [*schedule.workgroup, schedule.reduction, *schedule.warps, schedule.stages, schedule.k_chunks, schedule.groups]
+    tile = [
+        *schedule.workgroup,
+        schedule.reduction,
+        *schedule.warps,
+        schedule.stages,
+        schedule.k_chunks,
+        schedule.groups,
+    ]
     return {
-        "case": case, "file": f"{name}.cubin", "shape": [m, n, k], "layout": layout, "precision": precision, "tile": tile,
+        "case": case, "file": f"{name}.cubin", "shape": [m, n, k], "layout": layout, "precision": precision,
+        "tile": tile,
         "launches": launches, "workspace": compiled.workspace, "registers": registers, "spills": spills,
         "predicted_seconds": schedule.seconds if not own else None,
     }  # fmt: skip

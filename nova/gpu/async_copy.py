@@ -96,8 +96,11 @@ def _pointer(it: Distributor, op: Op, window: Window, passes: Passes, element: s
     """The address of the thread's first vector. What changes in a loop is added last, so the rest stays outside."""
     number = "i64" if window.wide else "i32"
     strides = window.strides
-    terms = [(of, s, n, step * strides[d]) for d, part in enumerate((passes.rows, passes.columns)) for of, s, n, step in part]
-    parts: list[tuple[bool, Operand]] = [(False, it.thread_sum(terms, number)), (_moves(it, op.operands[3]), window.base)]
+    walked = enumerate((passes.rows, passes.columns))
+    terms = [(of, s, count, step * strides[dim]) for dim, part in walked for of, s, count, step in part]
+    parts: list[tuple[bool, Operand]] = [
+        (False, it.thread_sum(terms, number)), (_moves(it, op.operands[3]), window.base),
+    ]  # fmt: skip
     for offset, stride, operand in zip(window.offsets, strides, op.operands[4:], strict=True):
         wide = it.cast(offset, number)
         product = wide * stride if isinstance(wide, int) else wide if stride == 1 else it.nsw("muli", wide, stride)

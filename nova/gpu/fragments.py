@@ -1,4 +1,4 @@
-"""load_shared and store_shared: by ldmatrix where the layout is that of its matrices, else word by word (paper Table 1).
+"""load_shared and store_shared: by ldmatrix where the layout is its matrices', else word by word (paper Table 1).
 
 ldmatrix reads matrices of 8 rows of 16 bytes, and gives lane t the words of row t / 4, word t % 4. So it serves
 
@@ -145,12 +145,12 @@ def _load_matrices(it: Distributor, op: Op, buffer: Buffer, layout: NestedLayout
 def _ldmatrix(it: Distributor, pointer: Value, count: int, transposed: bool) -> list[Value]:
     """The words of `count` matrices that the lane gets."""
     kind = "i32" if count == 1 else f"!llvm.struct<({', '.join(['i32'] * count)})>"
-    made = it.result(
-        f"nvvm.ldmatrix {pointer.name} {{num = {count} : i32, layout = #nvvm.mma_layout<{'col' if transposed else 'row'}>, "
-        f"shape = #nvvm.ld_st_matrix_shape<m = 8, n = 8>, eltType = #nvvm.ld_st_matrix_elt_type<b16>}} : "
-        f"({pointer.element}) -> {kind}",
-        "i32",
+    layout = "col" if transposed else "row"
+    attrs = (
+        f"num = {count} : i32, layout = #nvvm.mma_layout<{layout}>, shape = #nvvm.ld_st_matrix_shape<m = 8, n = 8>, "
+        "eltType = #nvvm.ld_st_matrix_elt_type<b16>"
     )
+    made = it.result(f"nvvm.ldmatrix {pointer.name} {{{attrs}}} : ({pointer.element}) -> {kind}", "i32")
     if count == 1:
         return [made]
     return [it.result(f"llvm.extractvalue {made.name}[{i}] : {kind}", "i32") for i in range(count)]

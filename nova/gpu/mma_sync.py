@@ -1,10 +1,10 @@
 """Products of tiles: mma.sync on tensor cores, fused multiply-adds elsewhere.
 
     %d = "nova_tile.mma"(%a, %b, %c) {intrinsic = "MMA_SYNC_BF16_16x8x16"}       c + a b, a block's tiles
-      -> nvvm.mma.sync A[4 words], B[2 words], C[4 floats]                       for each fragment of a warp, k innermost
+      -> nvvm.mma.sync A[4 words], B[2 words], C[4 floats]                       for each fragment of a warp
 
-The registers of the layouts mma_lhs, mma_rhs and mma_accumulator are the instruction's operands in order, except that A's
-words come as (rows 0-7, rows 8-15) x (k low, k high) and the layout counts k first. The order of k is that of the
+The registers of the layouts mma_lhs, mma_rhs and mma_accumulator are the instruction's operands in order, except that
+A's words come as (rows 0-7, rows 8-15) x (k low, k high) and the layout counts k first. The order of k is that of the
 registers, so results do not depend on the schedule of the hardware.
 """
 

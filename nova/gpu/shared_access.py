@@ -2,9 +2,9 @@
 
     byte (row, column) of a stage = row * row_bytes + (column ^ key(row) * 16)
 
-A thread's rows and columns are sums of digits of its lane and warp, a constant that belongs to the register, and maybe a
-run-time offset. The key has a period of 8 rows, and the permutation stays within `group_bytes`: so what is a
-multiple of those is added afterwards, as the constant of the instruction, and only the remainders take part in the XOR.
+A thread's rows and columns are sums of digits of its lane and warp, a constant that belongs to the register, and maybe
+a run-time offset. The key has a period of 8 rows, and the permutation stays within `group_bytes`: what is a multiple of
+those is added afterwards, as the constant of the instruction, and only the remainders take part in the XOR.
 Registers with the same remainders share an address, made in the function's entry where nothing depends on a loop.
 """
 

@@ -141,7 +141,7 @@ def _tiles(kind: str) -> list[tuple[int, int, list[tuple[int, int]]]]:
     if kind == "wgmma":
         tiles = [(64 * g, bn, [(g, 1)]) for g in (1, 2, 3) for bn in (64, 96, 128, 192, 256)]
         return tiles + [(256, bn, [(2, 1)]) for bn in (64, 96, 128, 192)]
-    sides = (16, 32, 64, 128, 256) if kind == "mma_sync" else (16, 32, 64, 128, 256)
+    sides = (16, 32, 64, 128, 256)
     found = []
     for bm in sides:
         for bn in sides:
@@ -239,6 +239,9 @@ def _price(p: ContractionProblem, target: GpuTarget, dtype: str, c: Candidate) -
     wm, wn = c.subgroup
     if c.kind == "wgmma":
         reads = c.bm + c.bn * max(c.bm // 64, 1)  # each 64-row instruction reads all of B
+    elif c.kind == "simt":  # each lane reads its own rows and columns, and only eight lanes at a time share words
+        lanes_m, lanes_n = simt_lanes(wm, wn)
+        reads = c.units * 32 * (wm // lanes_m + wn // lanes_n)
     else:
         reads = c.units * (wm + wn)
     shared = (c.bm + c.bn + reads) * k_padded * size / target.smem_bytes_clock

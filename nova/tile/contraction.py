@@ -64,7 +64,9 @@ class _Generator:
         self.element = str(plan.form.accumulator)
         self.unit: Unit = unit_of(schedule, *self.sides, self.element)
         tiling = self.tiling
-        self.blocks_m, self.blocks_n = (-(-role.extent // b) for role, b in zip((tiling.m, tiling.n), self.block, strict=True))
+        self.blocks_m, self.blocks_n = (
+            -(-role.extent // b) for role, b in zip((tiling.m, tiling.n), self.block, strict=True)
+        )
         per_run = -(-tiling.k.extent // schedule.reduction)
         tiles = per_run * tiling.k.outer_extent
         self.chunks = max(1, min(schedule.k_chunks, tiles)) if not tiling.k.outer and tiles else 1
@@ -72,7 +74,8 @@ class _Generator:
         self.check_k = tiling.k.extent % schedule.reduction != 0 or self.tiles * self.chunks != tiles
         if plan.form.tile and plan.form.tile != self.block[1]:
             raise CompileError(
-                f"kernel @{plan.form.name} reduces over tiles of {plan.form.tile} columns, and its blocks have {self.block[1]}"
+                f"kernel @{plan.form.name} reduces over tiles of {plan.form.tile} columns, and its blocks have "
+                f"{self.block[1]}"
             )
 
     @property
@@ -114,11 +117,17 @@ class _Generator:
         first = program.mul(which, group)
         height = program.min(program.sub(rows, first), group) if rows % group else group
         row, column = program.add(first, program.rem(inside, height)), program.div(inside, height)
-        chunk, outer = (program.rem(outer, self.chunks), program.div(outer, self.chunks)) if self.chunks > 1 else (0, outer)
+        chunk, outer = (
+            (program.rem(outer, self.chunks), program.div(outer, self.chunks)) if self.chunks > 1 else (0, outer)
+        )
         dims = self.tiling.outer
         places = dict(zip(dims, split(program, outer, [self.tiling.sizes[d] for d in dims]), strict=True))
         bm, bn = self.block
-        return Frame(program, self.plan, self.block, places, program.mul(row, bm), program.mul(column, bn)), chunk, outer
+        return (
+            Frame(program, self.plan, self.block, places, program.mul(row, bm), program.mul(column, bn)),
+            chunk,
+            outer,
+        )
 
     def _products(self, program: Program, frame: Frame, chunk: Operand) -> Value:
         """The block's accumulators."""
@@ -172,13 +181,14 @@ class _Generator:
         """The chunk's sums into its plane of the workspace."""
         program, (m, n) = frame.program, (self.tiling.m, self.tiling.n)
         base = program.add(
-            program.mul(program.cast(chunk, "i64"), self.plane), program.mul(program.cast(outer, "i64"), m.extent * n.extent)
+            program.mul(program.cast(chunk, "i64"), self.plane),
+            program.mul(program.cast(outer, "i64"), m.extent * n.extent),
         )
         extents = [m.extent if m.extent % self.block[0] else -1, n.extent if n.extent % self.block[1] else -1]
         run = self.unit.accumulator.element[1]
         program.store(
-            sums, program.args[self.plan.workspace], base, [frame.row, frame.column], strides=[n.extent, 1], extents=extents,
-            vector=run if n.extent % run == 0 else 1, wide=m.extent * n.extent >= 1 << 31,
+            sums, program.args[self.plan.workspace], base, [frame.row, frame.column], strides=[n.extent, 1],
+            extents=extents, vector=run if n.extent % run == 0 else 1, wide=m.extent * n.extent >= 1 << 31,
         )  # fmt: skip
 
     def merge(self) -> Program:

@@ -17,7 +17,15 @@ from nova.errors import CompileError
 from nova.fusion.access import Access
 from nova.fusion.kernel import Index, Linear, Out, Structured, Tensor
 from nova.tile.contraction_frame import (
-    Frame, Plan, alignment, base_of, digits_of, linear_of, step_along, uniform, vector_along,
+    Frame,
+    Plan,
+    alignment,
+    base_of,
+    digits_of,
+    linear_of,
+    step_along,
+    uniform,
+    vector_along,
 )  # fmt: skip
 from nova.tile.expressions import Domain, Evaluator, Part, Sources, memory_element, strides_of
 from nova.tile.text import Operand, Value
@@ -121,7 +129,9 @@ class Place(Sources):
         tile = self.domain.whole(part)
         inside = self._inside((1,))
         if inside is not None:
-            tile = self.program.select(self.domain.widen(inside, self.domain.every), tile, self._scalar(neutral, element))
+            tile = self.program.select(
+                self.domain.widen(inside, self.domain.every), tile, self._scalar(neutral, element)
+            )
         row = Part(self.program.reduce(tile, [1], kind), (0,), element)
         if out.init == neutral:
             return row
@@ -273,7 +283,9 @@ class Place(Sources):
     def _scattered(self, item: Linear) -> tuple[Value, Value | None, int]:
         """(index of each element, mask, vector) of an access whose dimensions split the row or the column."""
         tiling, domain = self.plan.tiling, self.domain
-        numel = item.const + sum(abs(c) * max(self.sizes[loop] - 1, 0) for loop, c in item.terms if loop < len(self.sizes))
+        numel = item.const + sum(
+            abs(c) * max(self.sizes[loop] - 1, 0) for loop, c in item.terms if loop < len(self.sizes)
+        )
         element = "i32" if numel < 1 << 31 else "i64"
         own = {*tiling.m.tile, *tiling.n.tile}
         rest = Linear(item.const, tuple((loop, c) for loop, c in item.terms if loop not in own))

@@ -1,7 +1,7 @@
 """The arithmetic of a contraction on a block: layouts of accumulators and fragments, and one step along k.
 
-    mma_sync   m16n8k16 (bf16, f16) or m16n8k8 (TF32) fragments of a warp's tile
-    simt       each thread's own rows and columns, multiplied and added in full precision
+mma_sync   m16n8k16 (bf16, f16) or m16n8k8 (TF32) fragments of a warp's tile
+simt       each thread's own rows and columns, multiplied and added in full precision
 """
 
 from __future__ import annotations
@@ -67,10 +67,7 @@ def _simt(schedule: ContractionSchedule, lhs: Side, rhs: Side, accumulate: str) 
     left = NestedLayout(
         (wm, 1), (batch_m, step // run_k[0]), (1, 1), (lanes_m, 1), (run_m, run_k[0]), (wn, 0), (lanes_n, 0)
     )
-    right = NestedLayout(
-        (1, wn), (step // run_k[1], batch_n), (1, 1), (1, lanes_n), (run_k[1], run_n), (0, 1), (0, 1)
-    )
+    right = NestedLayout((1, wn), (step // run_k[1], batch_n), (1, 1), (1, lanes_n), (run_k[1], run_n), (0, 1), (0, 1))
     mixed = lhs.element != accumulate or rhs.element != accumulate
-    return Unit(
-        accumulator, left, right, step, accumulate, f"FMA_{accumulate.upper()}_1x1x1", converts=accumulate if mixed else ""
-    )  # fmt: skip
+    intrinsic = f"FMA_{accumulate.upper()}_1x1x1"
+    return Unit(accumulator, left, right, step, accumulate, intrinsic, converts=accumulate if mixed else "")

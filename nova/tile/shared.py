@@ -6,7 +6,7 @@
     ...                            0..3, and among 0, 2, 4, 6: where lanes read words at [row t, 8 columns] (TF32).
 
 The permutation stays within `group` chunks, the largest power of two up to 8 that divides the row; shorter rows share
-128 bytes, and rows of the same line the key. Pure maths: the code that is generated and the tests use the same functions.
+128 bytes, and rows of the same line the key. Pure maths: generated code and tests use the same functions.
 """
 
 from __future__ import annotations
