@@ -33,7 +33,6 @@ TENSORS = 1 << 15  # at most, in one call
 THREADS = 256
 BLOCKS_PER_SM = 16  # of the elements' launch
 HEAD = 2  # words before the pointers: n, numel
-MIN_BLOCKS = 3  # an SM: 64 registers a thread
 RAGGED = 2  # elements of a thread where a unit is not whole or not aligned
 IN_FLIGHT = 128  # bytes a thread loads before it uses any
 
@@ -318,6 +317,13 @@ def _unit(plan: _Plan) -> tuple[int, NestedLayout]:
     return unit, blocked([unit], [THREADS // 32], [32], run)
 
 
+def _blocks_per_sm(plan: _Plan) -> int:
+    """So many that ptxas keeps the registers for them: three blocks where few pointers and no doubles are live."""
+    streams = _streams(plan)
+    small = all(BITS[memory_element(t.dtype)] <= 32 for t in streams)
+    return 3 if small and len(streams) <= 7 else 2
+
+
 class _Elements(_Scalars):
     """Elements of one tensor beside its scalars: `at` is a unit's start, `mask` its part inside the tensor."""
 
@@ -370,7 +376,7 @@ class _Elements(_Scalars):
 
 
 def _elements(plan: _Plan) -> Program:
-    launch = _Launch(plan, "elements", plan.grid, THREADS, MIN_BLOCKS)
+    launch = _Launch(plan, "elements", plan.grid, THREADS, _blocks_per_sm(plan))
     p = launch.program
     unit, layout = _unit(plan)
     block = p.program_id(0)
