@@ -53,9 +53,11 @@ class Batch:
 
 
 def split(ops: Sequence[Op], outputs: Sequence[Value]) -> Batch:
-    """The batch made of `ops`: chains that end in an optimizer op, or one foreach_norm."""
+    """The batch made of `ops`: chains that end in an optimizer op, casts, or one foreach_norm."""
     if ops[0].name == "foreach_norm":
         return _norms(ops[0])
+    if ops[0].name == "cast":
+        return _casts(ops)
     chains: list[list[Op]] = [[]]
     for op in ops:
         chains[-1].append(op)
@@ -138,6 +140,19 @@ def _key(chain: list[Op]) -> object:
         return item
 
     return forget(batch_key(chain))
+
+
+def _casts(ops: Sequence[Op]) -> Batch:
+    """Casts between the same types, of tensors that have nothing else in common."""
+    body = Function("")
+    argument = Value((ANY,), ops[0].operands[0].dtype)
+    copied = Op("cast", [argument], ops[0].attrs)
+    result = copied.result((ANY,), ops[0].results[0].dtype)
+    body.args, body.arg_attrs = [argument], ["{nova.list}"]
+    body.ops, body.outputs, body.res_attrs = [copied], [result], ["{nova.list}"]
+    body.link()
+    key = ("cast", argument.dtype, result.dtype)
+    return Batch(body, len(ops), [op.operands[0] for op in ops], [op.results[0] for op in ops], key)
 
 
 def _norms(op: Op) -> Batch:

@@ -151,6 +151,8 @@ class Former:
             updates.place_optimizer(self, op)
         elif updates.is_prologue(self, op):
             return
+        elif updates.is_operand_cast(self, op):
+            updates.place_cast(self, op)
         elif op.name in CONTRACTIONS:
             self.place_contraction(op)
         elif op.name == "concat" and head_major.absorb_concat(self, op):

@@ -252,8 +252,13 @@ def _foreach_norm(u: Update, op: Op) -> None:
     u.write(0, total)
 
 
+def _cast(u: Update, op: Op) -> None:
+    u.write(0, scalars.emit(op, [u.values[op.operands[0]]]))
+
+
 UPDATES: dict[str, Callable[[Update, Op], None]] = {
     "sgd": _sgd, "adam": _adam, "adagrad": _adagrad, "rmsprop": _rmsprop, "foreach_norm": _foreach_norm,
+    "cast": _cast,
 }  # fmt: skip
 
 
@@ -270,5 +275,5 @@ def lower(function: Function) -> Kernel:
             args = [update.values[value] for value in op.operands]
             update.values[op.results[0]] = scalars.emit(op, args)
     update.kernel.inplace = whole.inplace_pairs(function)
-    assert function.ops[-1].name in OPTIMIZERS or function.ops[-1].name == "foreach_norm"
+    assert function.ops[-1].name in (*OPTIMIZERS, "foreach_norm", "cast")
     return update.kernel

@@ -1,4 +1,5 @@
-"""Optimizer updates with equal hyperparameters, and what only scales their gradients, are one kernel."""
+"""Many small ops on different tensors as one kernel: optimizer updates with equal hyperparameters, with what only
+scales their gradients, and the casts of parameters that autocast puts in front of contractions."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from typing import TYPE_CHECKING
 from nova.fusion.groups import Group
 from nova.fusion.kinds import OPTIMIZERS
 from nova.fusion.records import Op, Value
+from nova.fusion.rules import CONTRACTIONS
+from nova.fusion.space import VIEWS
 
 if TYPE_CHECKING:
     from nova.fusion.former import Former
@@ -53,6 +56,38 @@ def place_optimizer(former: Former, op: Op) -> None:
         group.ops.append(member)
         former.read_by(group, member)
         former.own(group, member)
+
+
+def is_operand_cast(former: Former, op: Op) -> bool:
+    """Whether `op` casts an argument of the step, and only contractions read the result.
+
+    Their operands come from memory anyhow, so a cast has no reader to fuse with, and a model has dozens.
+    """
+    if op.name != "cast" or op.results[0] in former.outputs:
+        return False
+    source = op.operands[0]
+    return source.op is None and bool(source.shape) and _only_contractions_read(op.results[0])
+
+
+def _only_contractions_read(value: Value) -> bool:
+    return bool(value.users) and all(
+        user.name in CONTRACTIONS or (user.name in VIEWS and _only_contractions_read(user.results[0]))
+        for user in value.users
+    )
+
+
+def place_cast(former: Former, op: Op) -> None:
+    """One kernel for all casts of arguments between the same types: it can run as early as the first is needed."""
+    key = ("cast", op.operands[0].dtype, op.results[0].dtype)
+    group = former.batches.get(key)
+    if group is None:
+        group = former.batches[key] = former.new_group("multi_tensor")
+        group.root = op
+    else:
+        former.report.add("batched", op, group.name, "casts another argument between the same types")
+    group.ops.append(op)
+    former.read_by(group, op)
+    former.own(group, op)
 
 
 def order_chain(former: Former, group: Group, chain: list[Op]) -> str | None:

@@ -114,6 +114,8 @@ def _rematerialise(block: ir.Block) -> None:
 
 
 def _cheap(item: Item) -> bool:
+    if item.name == "nova.cast" and isinstance(item.op.operands[0].owner, ir.Block):
+        return False  # a parameter for a contraction: all of them are cast at once, and the backward wants them too
     return item.name.removeprefix("nova.") in ELEMENTWISE or item.name == "nova.layer_norm"
 
 
