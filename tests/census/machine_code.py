@@ -1,0 +1,78 @@
+"""What the census is made of: kernels with the instructions that they must become, for every architecture.
+
+A family of kernels is a file `kernels_<family>.py` here with a list `KERNELS`; `test_kernels_census.py` assembles all of
+them. A kernel must not spill or use a stack, ptxas must not warn, and every count must be met:
+
+    Kernel("copy", lambda arch: text_of_level_5, {"LDG.E.128": 1, "STG.E.128": 1, "SHFL": (1, 8)})
+
+A count is a number or the bounds of a range; "LDG.E" counts LDG.E.128.CONSTANT too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from nova import mlir
+from nova.gpu import ptxas
+from nova.gpu.to_ptx import to_ptx
+from nova.mlir import ir
+from nova.schedule.target import PRESETS, GpuTarget
+
+TARGETS = {"sm_80": "a100", "sm_86": "rtx3060", "sm_89": "rtx6000ada", "sm_90a": "h100"}
+ARCHS = tuple(TARGETS)
+Count = int | tuple[int, int]
+
+NEEDS_TOOLS = pytest.mark.skipif(
+    ptxas.find_ptxas() is None or ptxas.find_nvdisasm() is None,
+    reason="ptxas and nvdisasm are needed: pip install nvidia-cuda-nvcc nvidia-cuda-nvdisasm",
+)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of the census. `text` makes its level-5 module for an architecture; all its launches count together."""
+
+    name: str
+    text: Callable[[str], str]
+    counts: Mapping[str, Count] = field(default_factory=dict)
+    archs: tuple[str, ...] = ARCHS
+    registers: int = 255  # at most, in any launch
+    by_arch: Mapping[str, Mapping[str, Count]] = field(default_factory=dict)  # counts that differ
+
+
+def target(arch: str) -> GpuTarget:
+    """A board of the architecture."""
+    return PRESETS[TARGETS[arch]]
+
+
+def level5(text: str, arch: str, first: int = 1) -> str:
+    """The per-thread code of a kernel given at level `first` (1: as outlined, 4: scheduled), by the pipeline's stages."""
+    from nova import pipeline
+
+    module = mlir.parse(text)
+    with mlir.context(), ir.Location.unknown():
+        for stage in pipeline.kernel_stages(target(arch)):
+            if stage.level >= first:
+                module = pipeline.run_pass(stage.name, module, target(arch))
+        return str(module)
+
+
+def check(kernel: Kernel, arch: str) -> None:
+    """Assembles a kernel and compares it with what its entry promises."""
+    assembled = ptxas.assemble(to_ptx(kernel.text(arch), arch), arch)
+    assert not assembled.warnings, assembled.warnings
+    for name, used in assembled.kernels.items():
+        assert used.clean, f"{name}: {used}"
+        assert used.registers <= kernel.registers, f"{name}: {used}"
+    code = [i for instructions in ptxas.disassemble(assembled.cubin).values() for i in instructions]
+    wanted = {"LDL": 0, "STL": 0, **kernel.counts, **kernel.by_arch.get(arch, {})}
+    found = {name: ptxas.count(code, name) for name in wanted}
+    wrong = {name: (found[name], want) for name, want in wanted.items() if not _meets(found[name], want)}
+    assert not wrong, f"(found, wanted): {wrong}; all: {dict(ptxas.histogram(code).most_common())}"
+
+
+def _meets(found: int, wanted: Count) -> bool:
+    return found == wanted if isinstance(wanted, int) else wanted[0] <= found <= wanted[1]
