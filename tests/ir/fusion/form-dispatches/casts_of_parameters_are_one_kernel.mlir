@@ -11,7 +11,7 @@ func.func @step(%x: tensor<4x8xbf16>, %w: tensor<6x8xf32>, %b: tensor<6xf32>, %v
   %6 = "nova.add"(%4, %5) : (tensor<4x5xbf16>, tensor<5xbf16>) -> tensor<4x5xbf16>
   return %6 : tensor<4x5xbf16>
 }
-// CHECK: // CHECK: nova.cast"(%arg1) {nova.group = 0 : i64, nova.kind = "multi_tensor"}
+// CHECK: nova.cast"(%arg1) {nova.group = 0 : i64, nova.kind = "multi_tensor"}
 // CHECK: nova.cast"(%arg2) {nova.group = 0
 // CHECK: nova.cast"(%arg3) {nova.group = 0
 // CHECK: nova.cast"(%arg4) {nova.group = 2 : i64, nova.kind = "loops"}
