@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from nova import mlir
+from nova.gpu import simulate
+from nova.gpu.distribute import distribute
 from nova.mlir import ir
 from nova.schedule import annotate
 from nova.schedule import target as targets
@@ -42,7 +45,7 @@ def array(tensor: torch.Tensor) -> np.ndarray:
 class TileKernel:
     """A kernel's tile programs. `call(inputs, outputs)` runs them on tensors in place."""
 
-    def __init__(self, text: str, run: Callable[[str, list[np.ndarray]], None] = interpret.run):
+    def __init__(self, text: str, run: Callable[[str, list[np.ndarray]], Any] = interpret.run):
         self.text, self.run = text, run
         found = re.search(r"nova_tile.workspace = (\d+)", text)
         assert found
@@ -55,9 +58,17 @@ class TileKernel:
 
 
 def maker(
-    target: targets.GpuTarget, tf32: bool = False, run: Callable[[str, list[np.ndarray]], None] = interpret.run
+    target: targets.GpuTarget, tf32: bool = False, run: Callable[[str, list[np.ndarray]], Any] = interpret.run
 ) -> Callable[[Case, bool, bool], TileKernel]:
     """What `attention_cases.check` takes to run tile programs for `target`."""
     return lambda case, backward, mask_grad: TileKernel(
         tile_text(level3(case, backward, mask_grad, target, tf32), target), run
     )
+
+
+def simulated(text: str, buffers: Sequence[np.ndarray]) -> simulate.Report:
+    """Runs tile programs as the threads of a simulated GPU."""
+    module = mlir.parse(text)
+    with mlir.context():
+        threads = distribute(module)
+    return simulate.run(threads, list(buffers))
