@@ -139,9 +139,8 @@ def bank_passes(addresses: np.ndarray, width: int, size: int) -> int:
 
 def stays_in_warp(source: NestedLayout, target: NestedLayout, threads: int) -> bool:
     """Whether every warp writes whatever it reads; of several copies in `source`, the first is written."""
-    number = np.arange(threads)
-    writes = np.array([source.is_first_copy(n // WARP, n % WARP) for n in number])
-    warp = number[:, None] // WARP
+    writes = np.array([source.is_first_copy(*divmod(n, WARP)) for n in range(threads)])
+    warp = np.arange(threads)[:, None] // WARP
     have = np.zeros((int(warp[-1, 0]) + 1, *source.shape), bool)
     have[(warp[writes], *np.moveaxis(source.indices(threads)[writes], -1, 0))] = True
     return bool(have[(warp, *np.moveaxis(target.indices(threads), -1, 0))].all())
