@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from nova.gpu.distribute import Buffer, Distributor
 from nova.gpu.registers import element_bytes
 from nova.tile import shared
@@ -56,17 +58,42 @@ class SharedWindow:
 
     def _pointer(self, row: int, column: int) -> Value:
         """The address of the thread's element this far away, in the stage."""
-        it, moving = self.it, [offset for offset in self.offsets if not isinstance(offset, int)]
-        key = ("shared", self.buffer.offset, self.place, self.rows, self.columns, row, column)
-        if moving:
-            pointer = self._place(row, column)
-        else:
-            pointer = it.once(key, lambda: self._place(row, column))
-        stage = it.mul(self.stage, self.place.stage_bytes)
-        return it.offset(pointer, stage)
+        it, place = self.it, self.place
+        stage = it.mul(self.stage, place.stage_bytes)
+        flip = self._flip(row, column)
+        if flip is None:
+            return it.offset(self.buffer.pointer, it.add(self._fixed(row, column), stage))
+        inside = it.add(self._fixed(0, 0), stage)
+        if flip:
+            inside = inside ^ flip if isinstance(inside, int) else it.int_op("xori", inside, flip)
+        return it.offset(self.buffer.pointer, it.add(inside, row * place.row_bytes))
 
-    def _place(self, row: int, column: int) -> Value:
-        """The same in stage 0."""
+    def _flip(self, row: int, column: int) -> int | None:
+        """The bits in which the place differs from that of the thread's first element, if they are always the same.
+
+        They are where the row and the column share no bits with the thread's part: then the key is an XOR of both keys.
+        One address and an XOR of a constant take fewer registers in a loop than an address for each.
+        """
+        place, size = self.place, self.place.element_bytes
+        if any(not isinstance(offset, int) for offset in self.offsets) or not place.swizzled:
+            return None
+        columns = tuple((of, stride, count, step * size) for of, stride, count, step in self.columns)
+        masks = _bits_of(self.rows), _bits_of(columns)
+        if None in masks or row & (masks[0] or 0) or column & (masks[1] or 0):
+            return None
+        return column ^ int(shared.key(np.int64(row), place.row_bytes)) * shared.CHUNK
+
+    def _fixed(self, row: int, column: int) -> Operand:
+        """Bytes from the start of stage 0; in the function's entry if nothing moves."""
+        it = self.it
+        moves = any(not isinstance(offset, int) for offset in self.offsets)
+        if moves or not (self.rows or self.columns):
+            return self._place(row, column)
+        key = ("place in shared memory", self.place, self.rows, self.columns, row, column)
+        return it.once(key, lambda: it.scalar(self._place(row, column)))
+
+    def _place(self, row: int, column: int) -> Operand:
+        """Bytes from the start of stage 0."""
         it, place = self.it, self.place
         own_row = it.thread_sum(self.rows)
         own_column = it.thread_sum(tuple((of, s, n, step * place.element_bytes) for of, s, n, step in self.columns))
@@ -78,8 +105,7 @@ class SharedWindow:
             own_column = it.add(own_column, it.mul(column_offset, place.element_bytes))
         if place.swizzled:
             own_column = self._permuted(own_row, own_column)
-        inside = it.add(it.mul(own_row, place.row_bytes), own_column)
-        return it.offset(self.buffer.pointer, inside)
+        return it.add(it.mul(own_row, place.row_bytes), own_column)
 
     def _permuted(self, row: Operand, column: Operand) -> Operand:
         """column ^ key(row) * 16"""
@@ -103,3 +129,16 @@ class SharedWindow:
             shifted = row if bit == 0 else self.it.int_op("shrui", row, bit)
             total = shifted if total == 0 else self.it.int_op("xori", total, shifted)
         return self.it.int_op("andi", total, 1)
+
+
+def _bits_of(terms: Terms) -> int | None:
+    """The bits that a sum of digits may set; None if its terms share bits or are no powers of two."""
+    mask = 0
+    for _, _, count, step in terms:
+        if count == 1 or step == 0:
+            continue
+        bits = (count - 1) * step
+        if count & (count - 1) or step & (step - 1) or mask & bits:
+            return None
+        mask |= bits
+    return mask

@@ -314,7 +314,7 @@ class Place(Sources):
 
 def flat(index: Index, shape: Sequence[int]) -> Linear:
     """A tensor's index as one linear expression into its buffer."""
-    const, terms = 0, {}
+    const, terms = 0, dict[int, int]()
     for item, stride in zip(index, strides_of(shape), strict=True):
         const += item.const * stride
         for loop, coefficient in item.terms:
