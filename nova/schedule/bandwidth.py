@@ -59,6 +59,7 @@ class TileProblem:
     row_lanes: bool = False  # neighbours in memory lie along the rows
     turned: bool = False  # some operands have them along the rows, others along the columns
     fixed: int = 1  # independent repetitions of the whole
+    merges: bool = False  # the rows are partial sums
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class TileShape:
     row_batch: int = 1
     column_batch: int = 1
     long: bool = False  # a row doesn't fit the registers: a loop over its columns in each pass
+    row_run: int = 1  # rows of a thread that are neighbours
     parts: int = 1  # blocks along what is summed over the blocks, each with a partial sum
     reasons: tuple[str, ...] = ()
 
@@ -154,6 +156,8 @@ WASTE = 1.13  # of idle lanes that are not worth avoiding
 def schedule_tile(p: TileProblem, target: GpuTarget) -> TileShape:
     """The tile of a block, and how many blocks share a sum."""
     groups = max(1, -(-p.columns // p.vector))
+    if p.merges:
+        return _merge(p, groups)
     if p.turned:
         return _turned(p, groups, target)
     if p.row_lanes:
@@ -225,18 +229,20 @@ def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
         across = 32
         while across < 1024 and -(-groups // across) * p.vector > most:
             across *= 2
-        if -(-groups // across) * p.vector > most or p.tiles * -(-groups // across) * p.vector > 40 < across // 16:
+        if -(-groups // across) * p.vector > most or (across > 512 and p.tiles > 1):
             return _long_rows(p, groups, target)
         batch = -(-groups // across)
-        threads = min(max(across, BLOCK_THREADS), max(across, power_above(p.rows) * across))
+        block = BLOCK_THREADS // 2 if p.total else BLOCK_THREADS  # sums take registers: small blocks waste fewer
+        threads = min(max(across, block), max(across, power_above(p.rows) * across))
         reason = f"{across // 32} warps a row, {batch} vectors of {p.vector} a thread, {threads // across} rows a block"
         shape = TileShape(threads // across, across, 1, batch, reasons=(reason,))
     if p.total:
         tiles = -(-p.rows // shape.rows)
         parts = min(tiles, target.sms * max(1, _resident(p, shape, target)))
     return TileShape(
-        shape.row_threads, shape.column_threads, shape.row_batch, shape.column_batch, False, parts, shape.reasons
-    )
+        shape.row_threads, shape.column_threads, shape.row_batch, shape.column_batch, parts=parts,
+        reasons=shape.reasons,
+    )  # fmt: skip
 
 
 def _long_rows(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
@@ -244,7 +250,7 @@ def _long_rows(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     batch = min(_unroll(p), max(1, 32 // (p.vector * max(p.tiles, 1))))
     parts = min(p.rows, target.sms * (target.threads_sm // threads)) if p.total else 1
     reason = f"long rows: {threads} threads walk {groups} vectors, {batch} at once each"
-    return TileShape(1, threads, 1, batch, True, parts, (reason,))
+    return TileShape(1, threads, 1, batch, True, parts=parts, reasons=(reason,))
 
 
 def _resident(p: TileProblem, shape: TileShape, target: GpuTarget) -> int:
@@ -274,6 +280,13 @@ def _total(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     return TileShape(down, across, batch, 1, parts=parts, reasons=(reason,))
 
 
+def _merge(p: TileProblem, groups: int) -> TileShape:
+    """Few columns a block, so that there are blocks enough; all its shares under way at once."""
+    across = min(8, power_above(groups))
+    down = min(BLOCK_THREADS // across, power_above(p.rows))
+    return TileShape(down, across, min(8, -(-p.rows // down)), 1, reasons=(f"{p.rows} partial sums, {down} at a time",))
+
+
 def _row_lanes(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     """Threads along the rows, because memory is: each walks columns of its own."""
     threads = min(BLOCK_THREADS, max(32, power_above(p.rows)))
@@ -282,14 +295,15 @@ def _row_lanes(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     most = max(1, min(16, REGISTERS // max(p.tiles, 1)) // p.vector)
     batch = groups if groups <= most else min(8, most)
     parts = min(-(-p.rows // threads), target.sms * 4) if p.total else 1
-    return TileShape(threads, 1, 1, batch, groups > most, parts, ("neighbours in memory lie along the rows",))
+    reason = "neighbours in memory lie along the rows"
+    return TileShape(threads, 1, 1, batch, groups > most, parts=parts, reasons=(reason,))
 
 
 def _turned(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     """A tile of 64 x 64 elements (32 x 32 if there are few): whole sectors on both sides."""
     side = 64 if p.rows >= 64 and p.columns >= 64 and p.rows * p.columns * p.fixed >= 64 * 64 * target.sms else 32
     across = max(1, side // p.vector)
-    threads = min(BLOCK_THREADS, side * across)
+    run = min(p.vector, side * across // 32)  # blocks of run x run elements change hands without bank conflicts
     return TileShape(
-        threads // across, across, side * across // threads, 1, reasons=(f"turned over in tiles of {side} x {side}",)
-    )
+        side // run, across, run, 1, row_run=run, reasons=(f"turned over in tiles of {side} x {side}",)
+    )  # fmt: skip

@@ -102,8 +102,10 @@ class Loops:
 
     def problem(self, nest: Nest, frame: Frame, fixed: tuple[int, ...], turned: bool) -> TileProblem:
         kernel = self.kernel
-        full = [t for t, linear, written in accesses(nest)
-                if not written and {loop for loop, _ in linear.terms} >= set(frame.columns)]  # fmt: skip
+        loads = [(t, {loop for loop, _ in linear.terms}) for t, linear, written in accesses(nest) if not written]
+        full = [t for t, loops in loads if loops >= nest.full] or [
+            t for t, loops in loads if loops >= set(frame.columns)
+        ]
         read_bytes = sum(max(WIDTHS.get(t.dtype.removeprefix("u"), 32), 8) / 8 for t in full)
         along = [op for op in nest.ops if nest.reduces(op)]
         totals = nest.totals or nest.merges
@@ -116,7 +118,7 @@ class Loops:
         return TileProblem(
             frame.row_count, numel(kernel, frame.columns), frame.vector, max(read_bytes, 1.0),
             max(1, len(full) + kept) if reduces else max(1, len(full)), reduces, total,
-            self.row_lanes(nest, frame) and not turned, turned, numel(kernel, fixed),
+            self.row_lanes(nest, frame) and not turned, turned, numel(kernel, fixed), bool(nest.merges),
         )  # fmt: skip
 
     def vector(self, nest: Nest, columns: tuple[int, ...]) -> int:
@@ -278,7 +280,7 @@ def turned_layout(work: Work) -> NestedLayout:
     """For the operands of a turned nest: neighbours along the rows."""
     shape, vector = work.shape, work.frame.vector
     side, groups, threads = shape.rows, shape.groups, shape.threads
-    run = min(4, side // 8)
+    run = shape.row_run if shape.row_run > 1 else min(4, vector)
     lanes = min(32, side // run)
     rest = 32 // lanes  # lanes along the columns
     warps = threads // 32

@@ -63,6 +63,8 @@ class Work:
             across = self.column_tiles
         if self.nest.totals:
             return self.repetitions * across * self.shape.parts
+        if self.nest.merges:
+            return across
         return self.repetitions * across * self.row_tiles
 
     def layout(self, unroll: int, groups: int) -> NestedLayout:
@@ -71,9 +73,10 @@ class Work:
         lanes_c = min(WARP, shape.column_threads)
         lanes_r = max(1, min(WARP // lanes_c, shape.row_threads))
         warps_c, warps_r = shape.column_threads // lanes_c, shape.row_threads // lanes_r
+        run = shape.row_run
         return NestedLayout(
-            (warps_r, 1, warps_c, 1), (shape.row_batch, unroll, groups, 1), (1, 1, 1, 1), (lanes_r, 1, lanes_c, 1),
-            (1, 1, 1, vector), (warps_c, 0, 1, 0), (lanes_c, 0, 1, 0),
+            (warps_r, 1, warps_c, 1), (shape.row_batch // run, unroll, groups, 1), (1, 1, 1, 1),
+            (lanes_r, 1, lanes_c, 1), (run, 1, 1, vector), (warps_c, 0, 1, 0), (lanes_c, 0, 1, 0),
         )  # fmt: skip
 
 

@@ -158,19 +158,13 @@ def plan_passes(nest: Nest, online: Sequence[Online]) -> tuple[list[Pass], list[
     joined = {id(o.out): o for o in online}
     position: dict[Structured, int] = {}
     for op in nest.ops:
-        first = 0
-        for key in op.loads():
-            source = made.get(key)
-            if source is None or source is op:
-                continue
-            after = position[source] + (1 if source.reduced else 0)
-            if source.reduced and all(
-                id(out) in joined and (joined[id(out)].top.tensor, joined[id(out)].top.index) == key for out in op.outs
-            ):
-                after = position[source]
-            first = max(first, after)
-        position[op] = first
-    _keep_readers_first(nest, position)
+        sources = [made[key] for key in op.loads() if key in made and made[key] is not op]
+        tops = [joined[id(out)].top for out in op.outs if id(out) in joined]
+        if tops:  # with its maximum
+            position[op] = max(position[made[top.tensor, top.index]] for top in tops)
+        else:
+            position[op] = max((position[source] + bool(source.reduced) for source in sources), default=0)
+    _keep_readers_first(nest, position, {op for op in nest.ops if any(id(out) in joined for out in op.outs)})
     count = max((p + 1 for op, p in position.items() if op not in totals and not nest.is_row(op)), default=0)
     passes = [Pass() for _ in range(count)]
     tail = []
@@ -187,7 +181,7 @@ def plan_passes(nest: Nest, online: Sequence[Online]) -> tuple[list[Pass], list[
     return [p for p in passes if p.rows or p.reductions or p.stores], tail
 
 
-def _keep_readers_first(nest: Nest, position: dict[Structured, int]) -> None:
+def _keep_readers_first(nest: Nest, position: dict[Structured, int], online: set[Structured]) -> None:
     """An op that stores comes no earlier than ops in front of it that read arguments: they may share a buffer."""
     seen = 0
     for op in nest.ops:
@@ -198,7 +192,7 @@ def _keep_readers_first(nest: Nest, position: dict[Structured, int]) -> None:
     for op in nest.ops:  # users of a store that moved
         for key in op.loads():
             source = nest.keys().get(key)
-            if source is not None and source is not op and not source.reduced:
+            if source is not None and source is not op and not source.reduced and op not in online:
                 position[op] = max(position[op], position[source])
 
 
@@ -226,9 +220,9 @@ def find_online(nest: Nest) -> list[Online]:
     for op in nest.ops:
         if not op.reduced or op in totals:
             continue
-        parts = [_online(nest, out, tops) for out in op.outs]
-        if all(part is not None for part in parts):
-            found += [part for part in parts if part is not None]
+        parts = [part for out in op.outs if (part := _online(nest, out, tops)) is not None]
+        if len(parts) == len(op.outs) and len({id(part.top) for part in parts}) == 1:
+            found += parts
     return found
 
 
