@@ -103,6 +103,7 @@ class ScheduledKernel:
     levels: dict[str, str]  # stage name -> text
 
     measured_seconds: float | None = None  # of one call
+    launches: tuple[Any, ...] = ()  # on a GPU: nova.gpu.launcher.Launch
 
     @property
     def schedule_text(self) -> str:
@@ -110,6 +111,16 @@ class ScheduledKernel:
         names = [name for name in ORDER if name in self.schedule]
         names += [name for name in self.schedule if name not in (*ORDER, "reasons", "predicted_seconds")]
         return ", ".join(text for name in names if (text := _choice(name, self.schedule[name])))
+
+    @property
+    def launch_text(self) -> str:
+        """Blocks x threads of each launch, and its dynamic shared memory."""
+        shapes = []
+        for launch in self.launches:
+            blocks = "x".join(map(str, launch.grid[: max(i + 1 for i in range(3) if i == 0 or launch.grid[i] > 1)]))
+            shared = f" {launch.shared >> 10}K" if launch.shared else ""
+            shapes.append(f"({blocks}) x {launch.threads}{shared}")
+        return ", ".join(shapes)
 
 
 @dataclass
@@ -125,12 +136,17 @@ class Lowered:
 
     def as_text(self, level: str = "outline-kernels") -> str:
         """The step after a stage ("nova", "simplify", "form-dispatches", ...), or a kernel's level "kernel:stage"."""
+        from nova import pipeline
+
         if level in self.snapshots:
             return self.snapshots[level]
         name, _, stage = level.partition(":")
         for kernel in self.kernels:
             if kernel.name == name and stage in kernel.levels:
                 return kernel.levels[stage]
+            if kernel.name == name and stage in [s.name for s in pipeline.kernel_stages(self.target)]:
+                text = kernel.levels["outline-kernels"]
+                return next(str(m) for found, m in pipeline.lower_kernel(text, self.target) if found == stage)
         raise NovaError(f"no level {level!r}; the step has {', '.join(self.snapshots)}; a kernel's are 'name:stage'")
 
     @cached_property
@@ -196,33 +212,20 @@ class Compiled:
 
 def scheduled(kernel: KernelText | Kernel, target: Any) -> ScheduledKernel:
     """Lowers one kernel to level 3 here, keeping the text after every stage."""
+    from nova import pipeline
     from nova.fusion import outline
     from nova.mlir import context
     from nova.schedule import config
 
     levels = {"outline-kernels": kernel.text}
     schedule: dict[str, Any] = {}
-    for stage, module in _stages(kernel.text, target):
+    for stage, module in pipeline.lower_kernel(kernel.text, target, last=3):
         levels[stage] = str(module)
         with context():
             for function in outline.kernel_functions(module):
                 schedule = config.plain(function.operation) or schedule
     predicted = schedule.get("predicted_seconds") or None  # a kernel over a list of tensors predicts nothing
     return ScheduledKernel(kernel.name, kernel.kind, kernel.calls, schedule, predicted, levels)
-
-
-def _stages(text: str, target: Any) -> Iterator[tuple[str, Any]]:
-    """Every stage of a kernel; on a GPU up to the last that has code for it."""
-    from nova import pipeline
-
-    stages = pipeline.lower_kernel(text, target)
-    for stage in pipeline.kernel_stages(target):
-        try:
-            yield next(stages)
-        except NovaError:
-            if stage.device == "any":
-                raise
-            return
 
 
 def print_kernels(kernels: Sequence[Kernel], target: Any) -> None:
@@ -289,10 +292,13 @@ class Report:
             f"{stage} {s:.2f} s" for stage, s in self.seconds.items()
         )
         measured = any(k.measured_seconds is not None for k in self.kernels)
-        columns = ["kernel", "kind", "calls", "schedule", "predicted us", *(["measured us"] if measured else [])]
+        gpu = any(k.launches for k in self.kernels)
+        columns = ["kernel", "kind", "calls", "schedule", *(["launches"] if gpu else []), "predicted us"]
+        columns += ["measured us"] if measured else []
         table = Table(*columns, title="Kernels; times are of one call")
         for k in sorted(self.kernels, key=lambda k: -(k.measured_seconds or k.predicted_seconds or 0) * k.calls):
-            row = [k.name, k.kind, str(k.calls), k.schedule_text, _microseconds(k.predicted_seconds)]
+            row = [k.name, k.kind, str(k.calls), k.schedule_text, *([k.launch_text] if gpu else [])]
+            row.append(_microseconds(k.predicted_seconds))
             table.add_row(*row, *([_microseconds(k.measured_seconds)] if measured else []))
         yield table
         refused = Counter(
@@ -330,6 +336,9 @@ def explain(step: Callable[..., Any], *args: Any, measure: bool = False, **kwarg
     captured = capture(step, *args, **kwargs)
     lowered = captured.lower(placement.device_of(captured.step))
     compiled = lowered.compile()
+    code = {k.name: k.code for k in compiled.compilation.kernels}
+    for kernel in lowered.kernels:
+        kernel.launches = code[kernel.name].launches
     if measure:
         _measure(lowered, compiled.compilation.executable)
     plan = compiled.compilation.executable.plan
@@ -344,7 +353,7 @@ def explain(step: Callable[..., Any], *args: Any, measure: bool = False, **kwarg
         fallbacks,
         compiled.memory_analysis(),
         {"capture": captured.seconds, **compiled.compilation.seconds},
-        sum(k.calls for k in lowered.kernels),
+        sum(k.calls * max(len(k.launches), 1) for k in lowered.kernels),
         Counter(i.role for i in captured.step.signature.inputs),
     )
 

@@ -33,6 +33,7 @@ class FakeDriver(cuda.Driver):
     def __init__(self):
         self.log: list[tuple[str, tuple]] = []
         self.failing: dict[str, int] = {}
+        self.raised: BaseException | None = None
         self.kernels: dict[int, tuple[Any, bool]] = {}  # CUfunction -> (CPU entry, whether its parameter is a table)
         self._functions = {name: self._make(name, types) for name, types in _SIGNATURES.items()}
 
@@ -41,7 +42,11 @@ class FakeDriver(cuda.Driver):
             self.log.append((name, args))
             if self.failing.get(name):
                 return self.failing.pop(name)
-            return getattr(self, "_" + name, lambda *_: 0)(*args) or 0
+            try:
+                return getattr(self, "_" + name, lambda *_: 0)(*args) or 0
+            except BaseException as error:  # an exception cannot pass through native code
+                self.raised = error
+                return 999
 
         return ctypes.CFUNCTYPE(_I, *types)(run)
 
@@ -49,6 +54,8 @@ class FakeDriver(cuda.Driver):
         return self._functions[name](*args) if name in self._functions else 0
 
     def error(self, code, what):
+        if self.raised is not None:
+            raise self.raised
         return cuda.CudaError(f"{what} failed with CUDA_ERROR_FAKE ({code})", code)
 
     def _cuMemcpyHtoDAsync(self, target, source, nbytes, stream):

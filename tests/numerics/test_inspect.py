@@ -114,6 +114,8 @@ def test_machine_code_for_a_gpu_that_is_not_here():
     assert ".target sm_90a" in compiled.as_text(kernel) == compiled.ptx(kernel)
     (launch,) = compiled.launches(kernel)
     assert f".visible .entry {launch['symbol']}(" in compiled.ptx(kernel)
+    assert "nova_tile.store" in compiled.lowered.as_text(f"{kernel}:tile-program")
+    assert "nvvm.kernel" in compiled.lowered.as_text(f"{kernel}:distribute")
     if ptxas.find_ptxas() is not None:
         assert compiled.cubin(kernel)[:4] == b"\x7fELF" and launch["spill_stores"] == 0
     assert compiled.memory_analysis().step_bytes >= 300 * 7 * 4
