@@ -345,9 +345,8 @@ def run(folder: Path, out: Path | None, rounds: int, only: str) -> int:
         torch.cuda.empty_cache()
         if out:
             out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "results": results}, indent=1))
-    print(
-        f"{'case':30} {'nova us':>9} {'torch us':>9} {'copy us':>9} {'of copy':>8} {'x torch':>8} {'error':>8} {'torch':>8}"
-    )
+    heads = ("nova us", "torch us", "copy us", "of copy", "x torch", "error", "torch")
+    print(f"{'case':30} " + " ".join(f"{head:>9}" for head in heads))
     for r in results:
         if "failed" in r:
             bad += 1

@@ -6,31 +6,37 @@ of bf16 and f16 in f32, as PyTorch does.
 
     inner = 1    tiles of [rows, n]: a warp a row where there are many rows, else a block a row
     else         tiles of [n, columns], columns on lanes, so that accesses are as long as the columns allow
+
+Where that makes few blocks, n is cut into parts: a first launch leaves the total of each, and a part begins with the
+totals of those before it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from nova.mlir import ir
 from nova.schedule.target import GpuTarget
 from nova.tile.builder import Program
 from nova.tile.layout import NestedLayout, blocked
-from nova.tile.text import Operand, Value
+from nova.tile.text import BITS, Operand, Value
 from nova.tile.whole_op import WIDE, Op, combination, power_of_two, running_type, vector_of
 
 WARPS = 8
 ELEMENTS = 8  # of a thread, along n
+BLOCKS_PER_SM = 4  # wanted, by cutting n into parts where it is long and little else is there
+FEW_STEPS = 4  # tiles of a part, at least
 
 
 def generate(func_op: ir.OpView, target: GpuTarget) -> tuple[list[Program], int]:
-    """The one launch of a scan; it needs no workspace."""
+    """The launches of a scan, and its workspace in bytes."""
     op = Op(func_op)
     shape, dim = op.shape(0), op.whole.integer("dim")
     n, outer, inner = shape[dim], math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
     scan = _rows(op, outer, n, target) if inner == 1 else _columns(op, outer, n, inner, target)
-    scan.emit(op)
+    scan.emit(op, target)
     return op.launches, op.bytes
 
 
@@ -48,41 +54,105 @@ class _Scan:
     wide: bool
     cut: int = 0  # blocks of one outer index, if a block's base depends on it
     outer_stride: int = 0
+    parts: int = 1  # blocks along n
+    partials: int = 0  # offset of [part, block, other dimension] in the workspace
 
-    def place(self, p: Program) -> tuple[Operand, list[Operand]]:
-        """(base, offset of the block in the dimension that is not scanned)."""
-        block = p.program_id(0)
-        if not self.cut:
-            return 0, [p.mul(block, self.layout.shape[1 - self.along])]
-        outer, part = p.div(block, self.cut), p.rem(block, self.cut)
-        return p.mul(p.cast(outer, "i64"), self.outer_stride), [p.mul(part, self.layout.shape[1 - self.along])]
+    def emit(self, op: Op, target: GpuTarget) -> None:
+        if not self.steps or not self.blocks:
+            return
+        wanted = -(-BLOCKS_PER_SM * target.sms // self.blocks)
+        if self.steps >= 2 * FEW_STEPS and 2 * self.blocks < target.sms * BLOCKS_PER_SM:
+            self.parts = min(self.steps // FEW_STEPS, wanted)
+        if self.parts > 1:
+            size = self.parts * self.blocks * self.layout.shape[1 - self.along]
+            self.partials = op.reserve(size, BITS[_Body(self, op, "").running] // 8)
+            _Body(self, op, "totals").totals()
+        _Body(self, op, "scan").scan()
 
-    def emit(self, op: Op) -> None:
-        p = op.launch("scan", self.blocks if self.steps else 0, WARPS * 32)
-        element = op.element(0)
-        running, kind = running_type(element), combination("add" if op.name == "cumsum" else "mul", element)
-        start = 0 if op.name == "cumsum" else 1
-        base, other = self.place(p)
-        left = self.layout.project([self.along])
-        so_far = p.splat(p.scalar(start, running), left.shape, running, left)
-        with p.for_(0, self.steps, 1, [so_far]) as loop:
-            offsets: list[Operand] = list(other)
-            offsets.insert(self.along, p.mul(loop.index, self.layout.shape[self.along]))
-            tile = p.load(
-                op.operand(p, 0), base, offsets, element, self.layout, strides=self.strides, extents=self.extents,
-                vector=self.vector, fill=start, wide=self.wide,
-            )  # fmt: skip
-            values = p.convert(tile, running)
-            before = p.expand(loop.carried[0], [self.along], self.layout)
-            totals = p.binary(kind, before, p.scan(values, self.along, kind.removeprefix("arith.")))
-            p.store(
-                p.convert(totals, element), op.result(p), base, offsets, strides=self.strides, extents=self.extents,
-                vector=self.vector, wide=self.wide,
-            )  # fmt: skip
-            loop.yield_([self.total(p, loop.carried[0], values, kind)])
 
-    def total(self, p: Program, so_far: Value, values: Value, kind: str) -> Value:
-        return p.binary(kind, so_far, p.reduce(values, [self.along], kind.removeprefix("arith.")))
+class _Body:
+    """One launch: the totals of all parts, or the scan itself."""
+
+    def __init__(self, of: _Scan, op: Op, launch: str):
+        self.of, self.op = of, op
+        self.element = op.element(0)
+        self.running = running_type(self.element)
+        self.kind = combination("add" if op.name == "cumsum" else "mul", self.element)
+        self.start = 0 if op.name == "cumsum" else 1
+        if launch:
+            self.p = op.launch(launch, of.blocks * of.parts, WARPS * 32)
+            self._place()
+
+    def _place(self) -> None:
+        p, of = self.p, self.of
+        number = p.program_id(0)
+        self.part, block = p.div(number, of.blocks), p.rem(number, of.blocks)
+        if of.parts == 1:
+            self.part, block = 0, number
+        self.block = block
+        outer, rest = (p.div(block, of.cut), p.rem(block, of.cut)) if of.cut else (0, block)
+        self.base = p.mul(p.cast(outer, "i64"), of.outer_stride)
+        self.other = p.mul(rest, of.layout.shape[1 - of.along])
+        share = -(-of.steps // of.parts)
+        self.begin = p.mul(self.part, share)
+        self.end = of.steps if of.parts == 1 else p.min(p.add(self.begin, share), of.steps)
+
+    def window(self, step: Operand) -> tuple[list[Operand], dict[str, Any]]:
+        of = self.of
+        offsets: list[Operand] = [self.other]
+        offsets.insert(of.along, self.p.mul(step, of.layout.shape[of.along]))
+        return offsets, {"strides": of.strides, "extents": of.extents, "vector": of.vector, "wide": of.wide}
+
+    def load(self, step: Operand) -> Value:
+        offsets, window = self.window(step)
+        source = self.op.operand(self.p, 0)
+        tile = self.p.load(source, self.base, offsets, self.element, self.of.layout, fill=self.start, **window)
+        return self.p.convert(tile, self.running)
+
+    def neutral(self, layout: NestedLayout) -> Value:
+        return self.p.splat(self.p.scalar(self.start, self.running), layout.shape, self.running, layout)
+
+    def reduced(self, tile: Value) -> Value:
+        return self.p.reduce(tile, [self.of.along], self.kind.removeprefix("arith."))
+
+    def totals(self) -> None:
+        """partials[part, block] = all of the part."""
+        p, of = self.p, self.of
+        with p.for_(self.begin, self.end, 1, [self.neutral(of.layout)]) as loop:
+            loop.yield_([p.binary(self.kind, loop.carried[0], self.load(loop.index))])
+        row = p.add(p.mul(self.part, of.blocks), self.block)
+        base = p.mul(p.cast(row, "i64"), of.layout.shape[1 - of.along])
+        p.store(self.reduced(loop.results[0]), self.op.scratch(p, of.partials), base, [0], strides=[1])
+
+    def before(self) -> Value:
+        """What the parts before this one add up to."""
+        p, of = self.p, self.of
+        width, height = of.layout.shape[1 - of.along], of.layout.shape[of.along]
+        place = p.iota(of.along, of.layout)
+        strides, extents = [1], [-1]
+        strides.insert(of.along, of.blocks * width)
+        extents.insert(of.along, of.parts)
+        base = p.mul(p.cast(self.block, "i64"), width)
+        with p.for_(0, self.part, height, [self.neutral(of.layout)]) as loop:
+            offsets: list[Operand] = [0]
+            offsets.insert(of.along, loop.index)
+            window = {"strides": strides, "extents": extents, "fill": self.start}
+            tile = p.load(self.op.scratch(p, of.partials), base, offsets, self.running, of.layout, **window)
+            earlier = p.cmp("slt", p.binary("arith.addi", place, loop.index), self.part)
+            loop.yield_([p.binary(self.kind, loop.carried[0], p.select(earlier, tile, self.start))])
+        return self.reduced(loop.results[0])
+
+    def scan(self) -> None:
+        p, of = self.p, self.of
+        left = of.layout.project([of.along])
+        so_far = self.neutral(left) if of.parts == 1 else self.before()
+        with p.for_(self.begin, self.end, 1, [so_far]) as loop:
+            values = self.load(loop.index)
+            before = p.expand(loop.carried[0], [of.along], of.layout)
+            totals = p.binary(self.kind, before, p.scan(values, of.along, self.kind.removeprefix("arith.")))
+            offsets, window = self.window(loop.index)
+            p.store(p.convert(totals, self.element), self.op.result(p), self.base, offsets, **window)
+            loop.yield_([p.binary(self.kind, loop.carried[0], self.reduced(values))])
 
 
 def _rows(op: Op, outer: int, n: int, target: GpuTarget) -> _Scan:

@@ -18,6 +18,7 @@ def _run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("shape,dim", [
     ([300, 8], 1), ([2, 8192], 1), ([3, 5000], 1), ([40, 260], 0), ([2, 70, 6], 1), ([9, 1, 130], 1), ([600, 2], 0),
+    ([1, 60000], 1), ([20000, 3], 0), ([3, 9000, 3], 1),
 ])  # fmt: skip
 def test_paths(shape: list[int], dim: int) -> None:
     x = torch.randn(shape)
