@@ -14,6 +14,8 @@ from nova.fusion.space import VIEWS
 if TYPE_CHECKING:
     from nova.fusion.former import Former
 
+MOST = 1 << 15  # ops of one kernel
+
 
 def is_prologue(former: Former, op: Op) -> bool:
     """Whether `op` only scales the gradient of one optimizer op: it is computed in that op's kernel."""
@@ -43,7 +45,7 @@ def place_optimizer(former: Former, op: Op) -> None:
         member.operands = [former.materialise(v, "is read by an optimizer", op) for v in member.operands]
     key = batch_key(chain)
     group = former.batches.get(key)
-    reason = "has other hyperparameters" if group is None else order_chain(former, group, chain)
+    reason = "has other hyperparameters" if group is None else full(group) or order_chain(former, group, chain)
     if group is None or reason is not None:
         if group is not None:
             former.report.add("refused", op, group.name, str(reason))
@@ -80,7 +82,7 @@ def place_cast(former: Former, op: Op) -> None:
     """One kernel for all casts of arguments between the same types: it can run as early as the first is needed."""
     key = ("cast", op.operands[0].dtype, op.results[0].dtype)
     group = former.batches.get(key)
-    if group is None:
+    if group is None or full(group):
         group = former.batches[key] = former.new_group("multi_tensor")
         group.root = op
     else:
@@ -88,6 +90,11 @@ def place_cast(former: Former, op: Op) -> None:
     group.ops.append(op)
     former.read_by(group, op)
     former.own(group, op)
+
+
+def full(group: Group) -> str | None:
+    """Kernels keep what they know of each tensor in a workspace whose size does not depend on how many there are."""
+    return f"has {len(group.ops)} updates already" if len(group.ops) >= MOST else None
 
 
 def order_chain(former: Former, group: Group, chain: list[Op]) -> str | None:
