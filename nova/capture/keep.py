@@ -88,11 +88,47 @@ def _flash_applies(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout
     )  # fmt: skip
 
 
+def _efficient_applies(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
+    return (
+        q.device.type == "cuda" and mask is None and dropout_p == 0.0 and k.shape[1] == q.shape[1]
+        and v.shape[-1] == q.shape[-1] == k.shape[-1] and q.shape[-1] % 8 == 0 and q.dtype != torch.float64
+        and 0 not in (q.numel(), k.numel())
+    )  # fmt: skip
+
+
+def _efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor] | None:
+    """The same function on a GPU by PyTorch's own kernel; None where this board or version has none."""
+    try:
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+            q, k, v, None, True, 0.0, causal, scale=scale
+        )
+    except (RuntimeError, TypeError):
+        return None
+    return out, lse[..., : q.shape[2]].float().contiguous()  # (its rows are padded)
+
+
+def _efficient_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    rows = q.shape[2]
+    padded = torch.nn.functional.pad(lse, (0, -rows % 32), value=math.inf)
+    draws = torch.zeros((), dtype=torch.int64, device=q.device)
+    try:
+        dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            dout, q, k, v, None, out, padded, draws, draws, 0.0, [True, True, True, False], causal, scale=scale
+        )
+    except (RuntimeError, TypeError):
+        return None
+    return dq.contiguous(), dk.contiguous(), dv.contiguous()
+
+
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None, causal: bool, scale: float,
     dropout_p: float, stream: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """softmax(q k^T * scale + mask) v, and the natural log-sum-exp of the scores. A row that sees no key is 0."""
+    if _efficient_applies(q, k, v, mask, dropout_p) and (made := _efficient(q, k, v, causal, scale)) is not None:
+        return _eager_layout(made[0], q, k, v, mask, dropout_p), made[1]
     if _flash_applies(q, k, v, mask, dropout_p):
         # the same function by PyTorch's own kernel, which needs no T x S memory
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
@@ -113,6 +149,10 @@ def attention_backward(
     causal: bool, scale: float, dropout_p: float, stream: int, mask_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Gradients of `attention`; probabilities are recomputed from the log-sum-exp."""
+    if _efficient_applies(q, k, v, mask, dropout_p):
+        grads = _efficient_backward(dout, q, k, v, out, lse, causal, scale)
+        if grads is not None:
+            return *grads, None
     if _flash_applies(q, k, v, mask, dropout_p):
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             dout, q, k, v, out, lse.to(_compute_type(q.dtype)), 0.0, causal, scale=scale

@@ -244,7 +244,11 @@ class Device:
     def load(self, ptx: str, cubin: bytes, what: str) -> Module:
         """A kernel's code: the cubin where there is one, else PTX for the driver's own assembler."""
         if cubin:
-            return Module(self, cubin, what)
+            try:
+                return Module(self, cubin, what)
+            except CudaError as error:
+                if not ptx or error.code in _STICKY or is_out_of_memory(error):
+                    raise  # else a cubin that this driver is too old for
         check_ptx(ptx, self.driver, what)
         return Module(self, ptx.encode(), what)
 

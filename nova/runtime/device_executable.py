@@ -129,6 +129,8 @@ class DeviceExecutable(Executable):
         for name, value in values.items():
             self._set(name, value)
         self.pointer_table.set_base(self.plan.errors, self._records.data_ptr())
+        if self._torch_device.type == "cuda":
+            torch.cuda.synchronize(self._torch_device)  # constants and records are there, whatever stream comes next
 
     def _set(self, name: str, value: Any) -> None:
         self._context[device_program.WORDS.index(name)] = value or 0
