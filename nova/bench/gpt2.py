@@ -10,6 +10,7 @@ import gc
 import math
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -97,22 +98,21 @@ def measure(who: str, precision: str, batch: int, steps: int, layers: int = LAYE
         losses.append(step(*batches[i % 4]))
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    seconds, host = [], []
-    for i in range(5, 5 + steps):
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    events, host = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)], []
+    events[0].record()
+    for i in range(steps):  # as a training loop runs: the host may be ahead of the device
         begin = time.perf_counter()
-        events[0].record()
-        losses.append(step(*batches[i % 4]))
-        events[1].record()
+        losses.append(step(*batches[(i + 5) % 4]))
+        events[i + 1].record()
         host.append(time.perf_counter() - begin)
-        torch.cuda.synchronize()
-        seconds.append(events[0].elapsed_time(events[1]) * 1e-3)
+    torch.cuda.synchronize()
+    seconds = [a.elapsed_time(b) * 1e-3 for a, b in pairwise(events)]
     peak = torch.cuda.max_memory_allocated()
     middle = sorted(seconds)[len(seconds) // 2]
     row = {
         "who": who, "precision": precision, "batch": batch, "seconds": middle, "least": min(seconds),
         "tokens_per_second": batch * CONTEXT / middle, "peak_bytes": peak, "first_step_seconds": first,
-        "host_seconds": sorted(host)[len(host) // 2], "losses": [float(loss) for loss in losses],
+        "host_seconds": min(host), "losses": [float(loss) for loss in losses],
     }  # fmt: skip
     return row | {"kernels": kernels_of(lambda: step(*batches[0]))}
 

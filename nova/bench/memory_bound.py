@@ -158,6 +158,9 @@ def _errors(op: Operator, s: Set, nova_forward: Any, nova_both: Any) -> dict[str
 
 def run(rounds: int = 9, names: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """All operators, or those named, in float32 and bfloat16."""
+    import torch._functorch.config
+
+    torch._functorch.config.donated_buffer = False  # its backward is run many times over one forward
     rows = []
     for op in OPERATORS:
         if names and op.name not in names:
