@@ -127,12 +127,16 @@ class Loaded:
         self.workspace = torch.empty(max(built.workspace, 16), dtype=torch.uint8, device="cuda")
         self.record = torch.zeros(2, dtype=torch.int64, device="cuda")
 
-    def call(self, tensors: list[torch.Tensor]) -> None:
+    def call(self, tensors: list[torch.Tensor], only: int | None = None) -> None:
+        """Launches every phase, or one of them."""
         pointers = [t.data_ptr() for t in (*tensors, self.workspace, self.record)]
         values = [ctypes.c_uint64(p) for p in pointers]
         params = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        for function, (_, grid, threads, shared) in zip(self.functions, self.built.launches, strict=True):
+        for number, (function, launch) in enumerate(zip(self.functions, self.built.launches, strict=True)):
+            if only not in (None, number):
+                continue
+            _, grid, threads, shared = launch
             self._check(self.cuda.cuLaunchKernel(function, *grid, threads, 1, 1, shared, stream, params, None))
 
     def _check(self, code: int) -> None:
@@ -256,6 +260,8 @@ def run_problem(variants: dict[Variant, Built], rounds: int) -> list[dict[str, A
             row["failed"] = str(error)
             continue
         calls[variant.name] = lambda loaded=loaded, arguments=arguments: loaded.call(arguments)
+        phases = [lambda i=i, of=loaded, x=arguments: of.call(x, i) for i in range(len(built.launches))]
+        row["phases_us"] = [round(1e3 * statistics.median(warm_time(phase) for _ in range(3)), 1) for phase in phases]
     theirs = problem.theirs()
     contestants = calls | theirs
     for run in contestants.values():
@@ -290,7 +296,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         rate = flops / row["ms"] / 1e9
         lines.append(
             f"{row['name']:58} {row['ms']:8.4f} {row['cold_ms']:8.4f} {rate:8.0f} {row.get('error', math.nan):9.1e}  "
-            f"{row['notes']}"
+            f"{row.get('phases_us', '')} {row['notes']}"
         )
     return "\n".join(lines)
 

@@ -187,7 +187,9 @@ def _cpu(problem: AttentionProblem, target: CpuTarget) -> AttentionSchedule:
 
 CHUNK = 16  # rows and columns that tensor cores take at once; head dims are padded to whole chunks
 STEP_CLOCKS = 250  # of a block's step that nothing of its own hides: barrier, arrival of copies, reductions of rows
-THREAD_OVERHEAD = 48  # registers for addresses, masks and what the compiler keeps in flight
+THREAD_OVERHEAD = 56  # registers for addresses, masks and what the compiler keeps in flight
+SPLIT_OVERHEAD = 24  # and for the halves of operands
+SPILL_PENALTY = 5.0
 MMA_SYNC_SHARE = 0.64  # of the tensor peak, on boards whose peak takes warpgroup instructions
 CONVERSIONS_PER_CLOCK = 64  # of float32 to TF32, one SM
 VECTOR_OPERATIONS = 8  # a score, beside its exponential
@@ -245,13 +247,16 @@ def _registers(problem: AttentionProblem, tile: _Tile) -> int:
     accumulators = {"forward": value_dim, "query": dim, "key": dim + value_dim}[tile.program]
     if tile.launches > 1:
         accumulators = max(dim, value_dim)
-    scores = tile.columns + CHUNK if tile.program == "forward" else 2 * CHUNK  # and their sum; and their gradient
+    # forward: a block's scores and their sum; backward: scores and gradients of a chunk, and of the next one
+    scores = tile.columns + CHUNK if tile.program == "forward" else 4 * CHUNK
     own = 0.0
     if tile.hold:
         own = (dim if tile.program == "forward" else dim + value_dim) * words
     per_row = accumulators + scores + own + CHUNK * words
     flight = CHUNK * min(operand_width(problem.dtype), max(dim, value_dim)) * words / 32
-    return int(tile.warp_rows * per_row / 32 + flight) + THREAD_OVERHEAD
+    # chunks of a block of columns are unrolled, and the compiler starts the next one's loads early
+    split = SPLIT_OVERHEAD if _splits(problem) > 1 else 0
+    return int(tile.warp_rows * per_row / 32 + flight) + THREAD_OVERHEAD + tile.columns // 4 + split
 
 
 def _shared(problem: AttentionProblem, tile: _Tile) -> int:
@@ -309,8 +314,10 @@ def _clocks(problem: AttentionProblem, target: GpuTarget, tile: _Tile) -> dict[s
 def _gpu_plan(problem: AttentionProblem, target: GpuTarget, tile: _Tile) -> _Plan | None:
     registers, shared = _registers(problem, tile), _shared(problem, tile)
     threads = 32 * tile.warps
-    if registers > target.registers_thread or shared > target.smem_block:
+    if shared > target.smem_block:
         return None
+    spilled = registers > target.registers_thread  # some values will wait in local memory
+    registers = min(registers, target.registers_thread)
     resident = min(
         target.smem_sm // (shared + target.smem_reserve),
         target.registers_sm // (_round_up(registers, 8) * threads),
@@ -326,27 +333,29 @@ def _gpu_plan(problem: AttentionProblem, target: GpuTarget, tile: _Tile) -> _Pla
     group = max(problem.heads // problem.kv_heads, 1) if tile.program == "key" else 1
     blocks = heads * max(-(-rows // tile.rows), 1)
     clocks = _clocks(problem, target, tile)
-    # a scheduler with one warp uses one unit after the other; more warps overlap them
+    # a scheduler with one warp uses one unit after the other; more warps overlap them, those of other blocks more so
     busy, serial = max(clocks.values()), sum(clocks.values()) + STEP_CLOCKS
-    step = busy + (serial - busy) / max(min(resident, -(-blocks // target.sms)) * tile.warps / 4, 1.0)
+    together = min(resident, -(-blocks // target.sms))
+    step = busy + (serial - busy) / max(together * (tile.warps / 4 + 1) / 2, 1.0)
     wait = 1.0 if tile.stages > 1 or resident > 2 else 1.3  # nothing hides the copy of the next block
     spread = -(-blocks // target.sms) * target.sms / blocks  # the busiest SM's share, of an even one
     total = heads * group * _steps(problem, tile) * step / target.sms / target.clock / TENSOR_EFFICIENCY
     seconds = max(total * wait * min(spread, 4.0), problem.bytes / target.bandwidth)
     unit = max(clocks, key=lambda name: clocks[name])
     reasons = (
-        f"{tile.program}: {tile.rows} x {tile.columns}, {tile.warps} warps, {tile.stages} stages: {registers} registers "
-        f"a thread, {shared} bytes of shared memory: {resident} blocks an SM",
+        f"{tile.program}: {tile.rows} x {tile.columns}, {tile.warps} warps, {tile.stages} stages: {registers} "
+        f"registers a thread, {shared} bytes of shared memory: {resident} blocks an SM",
         f"{tile.program}: {blocks} blocks on {target.sms} SMs, {step:.0f} clocks a step, bound by {unit} "
         f"({clocks[unit]:.0f})" + ("; the rows' operands stay in registers" if tile.hold else ""),
     )
+    seconds *= SPILL_PENALTY if spilled else 1.0
     return _Plan(tile, registers, shared, resident, seconds * tile.launches**0.25, reasons)
 
 
-def _gpu_tiles(program: Program) -> Iterator[_Tile]:
+def _gpu_tiles(program: Program, splits: int) -> Iterator[_Tile]:
     for warps in (4, 8, 2, 1):
         for warp_rows in (16, 32):
-            for columns in (64, 32, 16):
+            for columns in (64, 32, 16) if splits == 1 else (16,):  # split contractions are long enough as they are
                 for stages in (2, 1):
                     for hold in (True, False):
                         for launches in (1, 2) if program == "key" else (1,):
@@ -354,7 +363,7 @@ def _gpu_tiles(program: Program) -> Iterator[_Tile]:
 
 
 def _gpu_best(problem: AttentionProblem, target: GpuTarget, program: Program) -> _Plan:
-    plans = (_gpu_plan(problem, target, tile) for tile in _gpu_tiles(program))
+    plans = (_gpu_plan(problem, target, tile) for tile in _gpu_tiles(program, _splits(problem)))
     best = min((plan for plan in plans if plan), key=lambda plan: plan.seconds, default=None)
     if best is None:
         raise ValueError(

@@ -1,10 +1,9 @@
-"""Attention kernels as tile programs, one launch an op of the kernel (and one for the statistics backward starts from).
+"""Attention kernels as tile programs, one launch an op of the kernel.
 
     %o, %l = nova.online_attention(..)               ->     @k_0: blocks of queries                attention_forward.py
-    %dq = nova.online_attention_backward_query(..)   ->     @k_0: delta and log-sum-exp of rows    attention_backward.py
-    %dk, %dv = nova.online_attention_backward_key           @k_1: blocks of queries
-                                                            @k_2: blocks of keys
-    %dm = nova.online_attention_backward_mask               @k_3: parts of the mask's gradient     .._mask_gradient.py
+    %dq = nova.online_attention_backward_query(..)   ->     @k_0: blocks of queries                attention_backward.py
+    %dk, %dv = nova.online_attention_backward_key           @k_1: blocks of keys
+    %dm = nova.online_attention_backward_mask               @k_2: parts of the mask's gradient     .._mask_gradient.py
 
 Every sum is taken in an order that the tiles alone decide, and nothing is added atomically: results repeat bit for bit.
 """
@@ -17,9 +16,10 @@ from nova.mlir import ir
 from nova.schedule import config
 from nova.schedule.attention import AttentionSchedule, schedule_attention
 from nova.schedule.target import GpuTarget
-from nova.tile.attention_backward import Key, Query, Statistics, statistics_bytes
+from nova.tile.attention_backward import Key, Query
 from nova.tile.attention_forward import Forward
 from nova.tile.attention_mask_gradient import MaskGradient
+from nova.tile.attention_statistics import Statistics, statistics_bytes
 from nova.tile.attention_tiles import Tile
 from nova.tile.builder import Program
 
@@ -36,7 +36,7 @@ def generate(kernel: ir.OpView, target: GpuTarget) -> tuple[list[Program], int]:
         if op.name == "online_attention":
             programs.append(Forward(f"{name}_{len(programs)}", op, row_tile(schedule), arguments).program())
             continue
-        if not programs:
+        if not programs and op.name != "online_attention_backward_query":
             programs.append(Statistics(f"{name}_0", op, arguments).program())
         programs += _backward(op, schedule, name, len(programs), arguments)
     return programs, statistics_bytes(ops[0])

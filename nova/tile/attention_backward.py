@@ -4,14 +4,14 @@
     key half     S' = K Q^T   P' = 2^(S' - lse)   dP' = V dO^T   dS' = P' (dP' - delta)    dK += dS' Q    dV += P' dO
 
 A block of the query half owns queries; one of the key half owns keys and computes transposed scores, so that they are
-left operands in the registers they are in. A first launch takes delta = rowsum(dO O) and the log-sum-exp in base 2, a
-number of each a row (and `lift`, if there are float masks).
+left operands in the registers they are in. What both need of every row is in attention_statistics.py.
 """
 
 from __future__ import annotations
 
-from nova.fusion.attention_form import Access, Attention
-from nova.tile.attention_mask import Scores, Spot, bases, has_floor
+from nova.fusion.attention_form import Attention
+from nova.tile.attention_mask import Scores, Spot
+from nova.tile.attention_statistics import Workspace, accumulator_rows, planes, statistics
 from nova.tile.attention_tiles import (
     CHUNK,
     Accumulator,
@@ -19,104 +19,17 @@ from nova.tile.attention_tiles import (
     Held,
     Matrix,
     Tile,
-    access_vector,
     bounds_of,
     head_of,
     is_wide,
     key_bounds,
-    padded,
     pipeline,
     place,
     products,
 )
 from nova.tile.builder import Program
-from nova.tile.layout import NestedLayout, blocked, mma_accumulator
+from nova.tile.layout import NestedLayout, mma_accumulator
 from nova.tile.text import Operand, Value
-
-STATISTICS_ROWS, STATISTICS_WARPS = 32, 4
-
-
-def statistics_bytes(op: Attention) -> int:
-    """Workspace for the rows' statistics."""
-    if op.name == "online_attention":
-        return 0
-    return 4 * planes(op) * op.batch * op.heads * op.queries
-
-
-def planes(op: Attention) -> int:
-    """Statistics a row: base, delta and perhaps lift."""
-    return 3 if has_floor(op) else 2
-
-
-class Workspace:
-    """The statistics [planes, B, H, T] in the kernel's workspace."""
-
-    def __init__(self, p: Program, op: Attention):
-        self.p, self.op, self.pointer = p, op, p.args[-2]
-        self.plane = op.batch * op.heads * op.queries
-
-    def base(self, batch: Operand, head: Operand) -> Operand:
-        p, op = self.p, self.op
-        row = p.add(p.mul(p.cast(batch, "i64"), op.heads), p.cast(head, "i64"))
-        return p.mul(row, op.queries)
-
-    def store(self, number: int, tile: Value, base: Operand, query: Operand) -> None:
-        base = self.p.add(base, number * self.plane)
-        assert tile.shape is not None
-        extents = bounds_of([self.op.queries], tile.shape)
-        self.p.store(tile, self.pointer, base, [query], strides=[1], extents=extents)
-
-    def load(self, number: int, base: Operand, query: Operand, layout: NestedLayout) -> Value:
-        base = self.p.add(base, number * self.plane)
-        extents = bounds_of([self.op.queries], layout.shape)
-        return self.p.load(self.pointer, base, [query], "f32", layout, strides=[1], extents=extents)
-
-
-class Statistics:
-    """The launch that reduces dO and O to a number a row."""
-
-    def __init__(self, name: str, op: Attention, arguments: int):
-        self.op, self.columns = op, padded(op.value_dim)
-        self.blocks = -(-op.queries // STATISTICS_ROWS)
-        grid = (op.batch * op.heads, self.blocks, 1)
-        self.p = Program(name, arguments, grid, 32 * STATISTICS_WARPS)
-
-    def program(self) -> Program:
-        p, op = self.p, self.op
-        batch, head = head_of(p, op, p.program_id(0), op.heads)
-        query = p.mul(p.program_id(1), STATISTICS_ROWS)
-        vector = min(access_vector(op[name], op.value_dim) for name in ("dout", "out"))
-        lanes = 1
-        while 2 * lanes <= 32 and self.columns % (2 * lanes * vector) == 0:
-            lanes *= 2
-        down = 32 // lanes  # rows of lanes
-        while STATISTICS_ROWS % (STATISTICS_WARPS * down):
-            down //= 2
-        layout = blocked((STATISTICS_ROWS, self.columns), (STATISTICS_WARPS, 1), (down, lanes), vector)
-        dout, out = (self._rows(op[name], batch, head, query, layout, vector) for name in ("dout", "out"))
-        delta = p.reduce(p.binary("arith.mulf", dout, out), [1], "addf")
-        lse = op["lse"]
-        saved = p.load(
-            p.args[lse.argument], place(p, lse, batch, head), [query], lse.dtype, layout.project([1]),
-            strides=lse.strides[-1:], extents=[op.queries], wide=is_wide(lse.strides[-1:], (op.queries,)),
-        )  # fmt: skip
-        base, lift = bases(p, op, p.convert(saved, "f32"))
-        workspace = Workspace(p, op)
-        at = workspace.base(batch, head)
-        for number, tile in enumerate((base, delta, lift)):
-            if tile is not None:
-                workspace.store(number, tile, at, query)
-        return p
-
-    def _rows(
-        self, access: Access, batch: Operand, head: Operand, query: Operand, layout: NestedLayout, vector: int
-    ) -> Value:
-        p, sizes, strides = self.p, (self.op.queries, self.op.value_dim), access.strides[-2:]
-        tile = p.load(
-            p.args[access.argument], place(p, access, batch, head), [query, 0], access.dtype, layout, strides=strides,
-            extents=bounds_of(sizes, layout.shape), vector=vector, wide=is_wide(strides, sizes),
-        )  # fmt: skip
-        return p.convert(tile, "f32")
 
 
 class Half:
@@ -138,16 +51,17 @@ class Half:
         matrix.of(*indices)
         return matrix
 
-    def probabilities(self, chunk: Value, statistics: list[Value], spot: Spot, edge: bool) -> Value:
-        base, _, *lift = statistics
+    def probabilities(self, chunk: Value, rows: list[Value], spot: Spot, edge: bool) -> Value:
+        """From dot products; `rows`: the statistics of the chunk's queries."""
+        base, _, *lift = rows
         return self.scores.exponential(self.scores.masked(chunk, spot, edge), base, lift[0] if lift else None)
 
-    def gradient(self, probability: Value, product: Value, statistics: list[Value], kept: Value | None) -> Value:
+    def gradient(self, probability: Value, product: Value, rows: list[Value], kept: Value | None) -> Value:
         """Of the base-e scores before the scale; `product` is dO V^T."""
         p = self.p
         if kept is not None:
             product = p.binary("arith.mulf", product, kept)
-        difference = p.binary("arith.subf", product, self.scores.spread(statistics[1]))
+        difference = p.binary("arith.subf", product, self.scores.spread(rows[1]))
         return p.binary("arith.mulf", probability, difference)
 
     def scaled(self, tiles: list[Value]) -> list[Value]:
@@ -176,8 +90,9 @@ class Query(Half):
         for matrix in self.rows:
             matrix.copy(0, query)
         p.async_commit()
-        at, layout = self.workspace.base(batch, head), self.layout.project([1])
-        self.statistics = [self.workspace.load(number, at, query, layout) for number in range(planes(op))]
+        layout, vector = accumulator_rows(op, tile)
+        self.statistics = statistics(p, op, batch, head, query, layout, vector)
+        self.workspace.store(self.statistics, batch, head, query)
         self.gradients = Accumulator(self.engine, op.dim, tile)
         bounds = key_bounds(p, op, tile, query)
         tiles = pipeline(p, tile.stages, bounds, self._copy, self._step, self.gradients.zeros(p), self._hold)
@@ -268,11 +183,11 @@ class Key(Half):
         query = p.mul(block, self.tile.columns)
         self.q.copy(stage, query)
         self.dout.copy(stage, query)
-        count = op.batch * op.heads * op.queries
-        vector = next(v for v in (4, 2, 1) if op.queries % v == 0)
+        strides = (self.workspace.plane, 1)
         p.async_copy(
-            self.workspace.pointer, self.shared, stage, self.at, [0, query], strides=[count, 1],
-            extents=[-1, *bounds_of([op.queries], [self.tile.columns])], vector=vector, wide=is_wide((count, 1), (planes(op), op.queries)),
+            self.workspace.pointer, self.shared, stage, self.at, [0, query], strides=strides,
+            extents=[-1, *bounds_of([op.queries], [self.tile.columns])],
+            vector=next(v for v in (4, 2, 1) if op.queries % v == 0), wide=is_wide(strides, (planes(op), op.queries)),
         )  # fmt: skip
 
     def _step(self, stage: Operand, block: Operand, carried: list[Value], edge: bool) -> list[Value]:
@@ -283,9 +198,9 @@ class Key(Half):
         for j in range(tile.columns // CHUNK):
             query = p.add(p.mul(block, tile.columns), j * CHUNK)
             spot = Spot(self.batch, self.head, query, self.first)
-            statistics = [self._statistic(number, stage, j) for number in range(planes(self.op))]
+            rows = [self._statistic(number, stage, j) for number in range(planes(self.op))]
             chunk = products(p, engine, self.own[0], self.q, stage, tile, [j])[0]
-            probability = self.probabilities(chunk, statistics, spot, edge)
+            probability = self.probabilities(chunk, rows, spot, edge)
             kept = self.scores.kept(spot) if self.op.dropout_p else None
             if "dv" in tiles:
                 dropped = probability if kept is None else p.binary("arith.mulf", probability, kept)
@@ -293,7 +208,7 @@ class Key(Half):
                 tiles["dv"] = self.sums["dv"].add(p, tiles["dv"], left, self.dout, stage, j * CHUNK)
             if "dk" in tiles:
                 product = products(p, engine, self.own[1], self.dout, stage, tile, [j])[0]
-                gradient = self.gradient(probability, product, statistics, kept)
+                gradient = self.gradient(probability, product, rows, kept)
                 left = engine.left(p, gradient, tile.rows, tile.warps)
                 tiles["dk"] = self.sums["dk"].add(p, tiles["dk"], left, self.q, stage, j * CHUNK)
         return [tile for name in self.tensors for tile in tiles[name]]

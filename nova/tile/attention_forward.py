@@ -117,7 +117,8 @@ class Forward:
         p, op, spot = self.p, self.op, self.spot
         if op.has("out"):
             empty = p.cmp("oeq", total, 0.0)
-            inverse = p.select(empty, 0.0, p.binary("arith.divf", p.scalar(1.0, "f32"), total))
+            one = p.scalar(1.0, "f32")
+            inverse = p.select(empty, 0.0, p.binary("arith.divf", one, total, "fastmath = #arith.fastmath<arcp>"))
             base = place(p, op["out"], spot.batch, spot.head)
             outputs = self.outputs.scaled(p, outputs, inverse)
             self.outputs.store(p, outputs, op["out"], base, spot.query, (op.queries, op.value_dim))

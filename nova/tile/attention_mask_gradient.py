@@ -7,7 +7,7 @@ through everything that was, in order. It computes what the query half does, and
 from __future__ import annotations
 
 from nova.fusion.attention_form import Attention
-from nova.tile.attention_backward import Half, planes
+from nova.tile.attention_backward import Half
 from nova.tile.attention_mask import Spot
 from nova.tile.attention_tiles import CHUNK, Held, Tile, head_of, is_wide, place, products
 from nova.tile.builder import Program
@@ -64,8 +64,7 @@ class MaskGradient(Half):
         p.async_wait(0)
         p.barrier()
         q, dout = (Held(self.rows[name], hold=False) for name in ("q", "dout"))
-        at, layout = self.workspace.base(batch, head), self.layout.project([1])
-        statistics = [self.workspace.load(number, at, query, layout) for number in range(planes(op))]
+        statistics = self.workspace.load(batch, head, query, self.layout.project([1]))
         result = []
         for j, total in enumerate(tiles):
             spot = Spot(batch, head, query, p.add(first, j * CHUNK))
