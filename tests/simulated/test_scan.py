@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nova.tile.builder import Program
+from nova.tile.layout import NestedLayout
 from tests.numerics import test_scatter_scan as cases
 from tests.numerics.test_scatter_scan import close, test_scan, test_scan_dtypes  # noqa: F401  (run here once more)
 from tests.simulated.whole_op import runner
+from tests.tile_programs import compare, numbers
 
 
 @pytest.fixture(params=[4, 5], ids=["tiles", "threads"], autouse=True)
@@ -31,3 +34,28 @@ def test_a_half_of_a_long_row() -> None:
     got, _ = cases.run("cumsum", "dim = 1 : i64", [x], x.shape, x.dtype, "scan")
     assert got[0, 2047] == 2048
     assert got[0, 4099] == 4100
+
+
+LAYOUTS = [
+    # shape, layout by (subgroup, batch, outer, thread, element, subgroup strides, thread strides), dim
+    ((2, 64), ((1, 2), (1, 2), (2, 1), (1, 8), (1, 2), (0, 1), (0, 1)), 1),  # copies in other lanes
+    ((64, 8), ((2, 1), (2, 1), (2, 1), (8, 4), (1, 2), (1, 0), (4, 1)), 0),
+    ((16, 24), ((1, 2), (2, 3), (1, 1), (8, 4), (1, 1), (0, 1), (1, 8)), 1),
+    ((32, 6), ((4, 1), (1, 3), (2, 1), (2, 2), (2, 1), (1, 0), (16, 1)), 0),
+    ((1, 40), ((1, 1), (1, 5), (1, 2), (1, 1), (1, 4), (0, 0), (0, 0)), 1),  # in registers only
+]
+
+
+@pytest.mark.parametrize("element,kind", [("i64", "addi"), ("f32", "addf"), ("bf16", "maximumf"), ("i32", "muli")])
+@pytest.mark.parametrize("shape,fields,dim", LAYOUTS)
+def test_layouts(shape, fields, dim: int, element: str, kind: str, request: pytest.FixtureRequest) -> None:
+    if "tiles" in request.node.name:
+        pytest.skip("compared with the tiles' meaning below")
+    layout = NestedLayout(*fields)
+    assert layout.shape == shape
+    program = Program("scan", 2, (1, 1, 1), 128)
+    window = {"strides": [shape[1], 1]}
+    tile = program.load(program.args[0], 0, [0, 0], element, layout, **window)
+    program.store(program.scan(tile, dim, kind), program.args[1], 0, [0, 0], **window)
+    count = shape[0] * shape[1]
+    compare(program, [numbers(element, count), numbers(element, count, 1)])
