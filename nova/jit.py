@@ -139,6 +139,8 @@ class Variant:
 class Step:
     """A compiled step. Calls like the function it was made from."""
 
+    _nova_state = ("function",)  # what a step that reaches this one may depend on (nova/capture/sources.py)
+
     def __init__(self, function: Callable[..., Any], options: Options):
         self.function, self.options = function, options
         self._lock = threading.RLock()

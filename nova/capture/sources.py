@@ -199,6 +199,11 @@ def _sequence_children(obj: Sequence[Any]) -> Iterator[tuple[Step, Any]]:
 
 
 def _attribute_children(obj: Any) -> Iterator[tuple[Step, Any]]:
+    own = vars(type(obj)).get("_nova_state")  # a compiled step that another one reaches: its captures come and go
+    if own is not None:
+        for name in own:
+            yield ("attr", name), getattr(obj, name)
+        return
     attributes = getattr(obj, "__dict__", None)
     for name, value in list(attributes.items()) if isinstance(attributes, dict) else ():  # some make it up on the fly
         yield ("attr", name), value

@@ -76,8 +76,21 @@ def _warm_up() -> None:
                 importlib.import_module(stage.module)
         for module in nova.cpu.compile.EMITTERS.values():
             importlib.import_module(module)
+        if os.path.exists("/dev/nvidiactl"):  # there is a GPU to compile for
+            _warm_up_gpu()
     except Exception:
         pass
+
+
+def _warm_up_gpu() -> None:
+    import nova.gpu.compile
+    import nova.gpu.distribute
+    import nova.gpu.ptxas
+    import nova.gpu.to_ptx
+    import nova.tile.generate
+
+    for module in {*nova.tile.generate.GENERATORS.values(), *nova.gpu.distribute.FAMILIES}:
+        importlib.import_module(module)
 
 
 def main() -> None:
