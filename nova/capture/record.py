@@ -105,8 +105,10 @@ class Recorder(TorchDispatchMode):
         self.error: NovaError | None = None
         self.once: list[str] = []
         self.has_dynamic = False  # some size depends on data
-        self.dynamic: dict[tuple[int, ...], fx.Node] = {}  # latest node of each data-dependent shape
-        self._operands: dict[int, fx.Node] = {}  # autograd sequence number -> first operand of its forward
+        self.dynamic: dict[tuple[int, ...], list[fx.Node]] = {}  # nodes of each data-dependent shape
+        self.literal_sizes = False  # the user wrote the sizes that the running call asks for
+        self.literal_shape: list[int] | None = None  # of the running reshape, as the user wrote it
+        self._operands: dict[int, Sequence[fx.Node]] = {}  # autograd sequence number -> operands of its forward
         self.recomputing: int | None = None  # the checkpointed region that runs again
         self._regions: dict[int, int] = {}
         self._seed_node: fx.Node | None = None
@@ -164,18 +166,24 @@ class Recorder(TorchDispatchMode):
         node.meta["src"] = self.line
         if self.has_dynamic or target in dynamic.DATA_DEPENDENT:
             dynamic.mark(self, node)
-            self.remember_operand(node)
+            if node.args and isinstance(node.args[0], fx.Node):
+                self.remember_operands(node.all_input_nodes)
         if self.recomputing is not None or type(_current_node()).__name__ == "CheckpointFunctionBackward":
             self.mark_recomputed(node)
         return node
 
-    def remember_operand(self, node: fx.Node) -> None:
-        if _current_node() is None and node.args and isinstance(node.args[0], fx.Node):
-            self._operands.setdefault(_sequence() - 1, node.args[0])
+    def remember_operands(self, nodes: Sequence[fx.Node]) -> None:
+        """The operands of the forward operation that is running: its derivative may need their sizes."""
+        if _current_node() is None and nodes:
+            self._operands.setdefault(_sequence() - 1, nodes)
+
+    def forward_operands(self) -> Sequence[fx.Node]:
+        """The operands of the forward operation whose derivative is running."""
+        return self._operands.get(_current_node()._sequence_nr(), ()) if self.lines.in_formula() else ()
 
     def forward_operand(self) -> fx.Node | None:
-        """First operand of the forward operation whose derivative is running."""
-        return self._operands.get(_current_node()._sequence_nr()) if self.lines.in_formula() else None
+        """The first of them."""
+        return next(iter(self.forward_operands()), None)
 
     def forbid_replay(self, reason: str) -> None:
         """This run is right, but another would not be: the next call records again."""
@@ -248,6 +256,7 @@ class Recorder(TorchDispatchMode):
 
     def lifted_input(self, lifted: Lifted) -> None:
         tensor = lifted.tensor
+        self.note_leaf(tensor)  # whatever rule reads it first: its `.grad` is still what it was before the step
         if tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled():
             # A replay has no way to continue a backward pass into what was computed outside.
             raise CaptureError(

@@ -274,6 +274,29 @@ def test_autocast_with_a_float32_island():
     check(build)
 
 
+@pytest.mark.parametrize("zero_first", [True, False])
+def test_autocast_is_captured_once(zero_first):
+    """The first that sees a weight is autocast's own cast; that `.grad` was None then is what the next call finds."""
+    model = nn.Linear(16, 16)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+    @nova.jit
+    def step(x):
+        if zero_first:
+            opt.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(x).square().mean()
+        loss.backward()
+        opt.step()
+        if not zero_first:
+            opt.zero_grad()
+        return loss.detach()
+
+    for _ in range(3):
+        step(torch.randn(4, 16))
+    assert step.captures == 1
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("length", [1, 37, 65])
 @pytest.mark.parametrize("head", [24, 72, 80])
