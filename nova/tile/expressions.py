@@ -152,6 +152,10 @@ class Sources:
         """tensor[index], loaded or computed before."""
         raise CompileError(f"a load of {tensor} is not available here")
 
+    def made_by(self, tensor: Tensor, index: Index) -> Expr | None:
+        """The expression behind tensor[index], if the kernel computed it before."""
+        return None
+
     def loop(self, loop: int) -> list[Part]:
         """The loop's index as a sum of i32 parts; the last one is the vector dimension's if there is one."""
         raise CompileError(f"the index of loop {loop} is not available here")
@@ -221,7 +225,8 @@ class Evaluator:
         if op in _CASTS:
             return self._cast(node, args[0])
         if op in ("arith.cmpi", "arith.cmpf"):
-            args = self._same(args)
+            narrow = op == "arith.cmpi" and not node.attr.startswith("u") and all(map(self.fits_32, node.args))
+            args = self._same(args, "i32" if narrow and args[0].element != "i1" else None)
             return domain.apply(lambda x, y: self.program.cmp(node.attr, x, y), args)
         if op == "arith.select":
             a, b = self._same(args[1:], self.element(node))
@@ -362,8 +367,11 @@ class Evaluator:
     def element(self, node: Expr) -> str:
         if node.type != "index":
             return memory_element(node.type)
+        return "i32" if self.fits_32(node) else "i64"
+
+    def fits_32(self, node: Expr) -> bool:
         low, high = self.bounds(node)
-        return "i32" if low >= INT32[0] and high <= INT32[1] else "i64"
+        return low >= INT32[0] and high <= INT32[1]
 
     def bounds(self, node: Expr) -> Bounds:
         """Of an integer, as far as its own operands tell."""
@@ -381,6 +389,9 @@ class Evaluator:
         if node.op == "linear":
             ends = [(c * (max(self.sources.sizes[loop], 1) - 1)) for loop, c in node.attr.terms]
             return node.attr.const + sum(min(e, 0) for e in ends), node.attr.const + sum(max(e, 0) for e in ends)
+        if node.op == "load":
+            value = self.sources.made_by(*node.attr)
+            return limits if value is None else self.bounds(value)
         args = [self.ranges[arg] for arg in node.args]
         found = _combine_bounds(node, args)
         return found if found is not None and found[0] >= limits[0] and found[1] <= limits[1] else limits

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from nova.fusion.kernel import FLOAT_TYPES, Index, Structured, Tensor
+from nova.fusion.kernel import FLOAT_TYPES, Expr, Index, Structured, Tensor
 from nova.tile.builder import Program
 from nova.tile.expressions import NARROW, Domain, Evaluator, Part, memory_element
 from nova.tile.loops_plan import Key, Nest, Total
@@ -76,6 +76,7 @@ class Body(Space):
     def setup(self, nest: Nest, stored: frozenset[Tensor], once: Value | None = None) -> Body:
         """`once`: holds in one of the blocks that share these rows; it stores what there is one of a row."""
         self.nest, self.stored, self.once = nest, stored, once
+        self.nests = [nest]
         self.evaluator = Evaluator(self.domain, self)
         self.values: dict[Key, Part] = {}
         self.waiting: list[tuple[Callable[[], None], bool]] = []
@@ -91,6 +92,14 @@ class Body(Space):
             else:
                 self.values[key] = self.read(tensor, index)
         return self.values[key]
+
+    def made_by(self, tensor: Tensor, index: Index) -> Expr | None:
+        for nest in self.nests:
+            for op in nest.ops:
+                for out in op.outs:
+                    if out.tensor is tensor and out.index == index and not op.reduced:
+                        return out.value
+        return None
 
     def prefetch(self) -> None:
         """Loads of the nest's full width, in front of everything."""
