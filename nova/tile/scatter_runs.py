@@ -21,12 +21,12 @@ ROWS = 8  # registers of a thread along a long run
 
 def _keys(op: Op, updates: Updates) -> int:
     """The key of each update; the number of places for those that have none. Returns the array's offset."""
-    keys = op.reserve(updates.count)
-    p = op.launch("keys", -(-updates.count // sort.PART), sort.PART)
-    u = p.binary("arith.addi", p.iota(0, sort.layout()), p.mul(p.program_id(0), sort.PART))
-    inside = p.cmp("slt", u, updates.count)
-    key, good = updates.key(p, u, inside)
-    p.scatter(p.select(good, key, updates.places), op.scratch(p, keys), u, inside)
+    keys = op.reserve(sort.padded(updates.count))
+    p = op.launch("keys", sort.padded(updates.count) // sort.PART, sort.PART)
+    first = p.mul(p.program_id(0), sort.PART)
+    u = p.binary("arith.addi", p.iota(0, sort.layout()), first)
+    key, good = updates.key(p, u, p.cmp("slt", u, updates.count))
+    p.store(p.select(good, key, updates.places), op.scratch(p, keys), 0, [first], strides=[1])
     return keys
 
 

@@ -11,7 +11,7 @@ Counts are integers and every place is written by one thread, so the order is a 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nova.tile.builder import Program
 from nova.tile.layout import NestedLayout, blocked
@@ -21,6 +21,8 @@ from nova.tile.whole_op import Op
 PART = 256
 BITS = 8
 RADIX = 1 << BITS
+GROUP = 16  # others that a thread compares its item with at a time
+assert PART == RADIX, "threads stand for items and for digits"
 
 
 class Sorted(NamedTuple):
@@ -35,26 +37,29 @@ def layout() -> NestedLayout:
     return blocked([PART], [PART // 32], [32])
 
 
+def pairs() -> NestedLayout:
+    """Each thread's item beside the same GROUP others."""
+    return blocked([PART, GROUP], [PART // 32, 1], [32, 1], GROUP)
+
+
+def padded(count: int) -> int:
+    """Keys of whole blocks: there are so many, and the last ones sort to the end."""
+    return -(-count // PART) * PART
+
+
 def sort(op: Op, keys: int, count: int, limit: int) -> Sorted:
-    """Sorts the `count` keys at offset `keys`, all in 0 .. limit. They are left as they are."""
-    blocks = -(-count // PART)
+    """Sorts the `padded(count)` keys at offset `keys`, all in 0 .. limit. They are left as they are."""
+    blocks = padded(count) // PART
     histogram, totals = op.reserve(RADIX * blocks), op.reserve(RADIX)
-    buffers = [Sorted(op.reserve(count), op.reserve(count)) for _ in range(2)]
+    buffers = [Sorted(op.reserve(padded(count)), op.reserve(padded(count))) for _ in range(2)]
     source = Sorted(keys, -1)
     for number in range(max(1, -(-limit.bit_length() // BITS))):
         target = buffers[number % 2]
-        _count(op, source, count, number * BITS, histogram)
+        _count(op, source, blocks, number * BITS, histogram)
         _sums(op, blocks, histogram, totals)
-        _place(op, source, target, count, number * BITS, histogram, totals)
+        _place(op, source, target, blocks, number * BITS, histogram, totals)
         source = target
     return source
-
-
-def _block(p: Program, count: int) -> tuple[Value, Operand, Operand]:
-    """(number of the block, its first item, how many it has)."""
-    block = p.program_id(0)
-    first = p.mul(block, PART)
-    return block, first, p.min(p.sub(count, first), PART)
 
 
 def _digit(p: Program, key: Value, shift: int) -> Value:
@@ -62,19 +67,31 @@ def _digit(p: Program, key: Value, shift: int) -> Value:
     return p.binary("arith.andi", high, RADIX - 1)
 
 
-def _count(op: Op, source: Sorted, count: int, shift: int, histogram: int) -> None:
-    blocks = -(-count // PART)
+def _others(p: Program, pointer: Value, first: Operand) -> Value:
+    """GROUP neighbours from element `first` on, the same for all items."""
+    return p.load(pointer, 0, [0, first], "i32", pairs(), strides=[0, 1], vector=4)
+
+
+def _own(p: Program, item: Value) -> Value:
+    return p.expand(item, [1], pairs())
+
+
+def _sum(p: Program, so_far: Value, numbers: Value) -> Value:
+    return p.binary("arith.addi", so_far, p.reduce(numbers, [1], "addi"))
+
+
+def _zero(p: Program) -> Value:
+    return p.splat(p.scalar(0), (PART,), "i32", layout())
+
+
+def _count(op: Op, source: Sorted, blocks: int, shift: int, histogram: int) -> None:
     p = op.launch("count", blocks, PART)
-    block, first, items = _block(p, count)
-    keys, own = op.scratch(p, source.keys), p.iota(0, layout())
-    with p.for_(0, items, 1, [p.splat(p.scalar(0), (RADIX,), "i32", layout())]) as loop:
-        digit = _digit(p, p.load_scalar(keys, p.cast(p.add(first, loop.index), "i64"), "i32"), shift)
-        loop.yield_([_add_if(p, loop.carried[0], p.cmp("eq", own, digit))])
+    block, keys, own = p.program_id(0), op.scratch(p, source.keys), p.iota(0, layout())
+    first = p.mul(block, PART)
+    with p.for_(0, PART, GROUP, [_zero(p)]) as loop:
+        digit = _digit(p, _others(p, keys, p.add(first, loop.index)), shift)
+        loop.yield_([_sum(p, loop.carried[0], p.convert(p.cmp("eq", digit, _own(p, own)), "i32"))])
     p.store(loop.results[0], op.scratch(p, histogram), p.cast(block, "i64"), [0], strides=[blocks])
-
-
-def _add_if(p: Program, number: Value, condition: Value) -> Value:
-    return p.binary("arith.addi", number, p.convert(condition, "i32"))
 
 
 def _sums(op: Op, blocks: int, histogram: int, totals: int) -> None:
@@ -82,8 +99,8 @@ def _sums(op: Op, blocks: int, histogram: int, totals: int) -> None:
     p = op.launch("sums", RADIX, PART)
     digit = p.program_id(0)
     row = p.advance(op.scratch(p, histogram), p.mul(p.cast(digit, "i64"), blocks), "i32")
+    window: dict[str, Any] = {"strides": [1], "extents": [blocks]}
     with p.for_(0, -(-blocks // PART), 1, [p.scalar(0)]) as loop:
-        window = {"strides": [1], "extents": [blocks]}
         counts = p.load(row, 0, [p.mul(loop.index, PART)], "i32", layout(), **window)
         before = p.binary("arith.addi", p.binary("arith.subi", p.scan(counts, 0, "addi"), counts), loop.carried[0])
         p.store(before, row, 0, [p.mul(loop.index, PART)], **window)
@@ -91,38 +108,33 @@ def _sums(op: Op, blocks: int, histogram: int, totals: int) -> None:
     p.store_scalar(loop.results[0], op.scratch(p, totals), p.cast(digit, "i64"))
 
 
-def _place(op: Op, source: Sorted, target: Sorted, count: int, shift: int, histogram: int, totals: int) -> None:
-    blocks = -(-count // PART)
+def _place(op: Op, source: Sorted, target: Sorted, blocks: int, shift: int, histogram: int, totals: int) -> None:
     p = op.launch("place", blocks, PART)
-    block, first, items = _block(p, count)
     keys, sums = op.scratch(p, source.keys), op.scratch(p, totals)
-    own = p.iota(0, layout())
+    block, own = p.program_id(0), p.iota(0, layout())
+    first = p.mul(block, PART)
+    key = p.load(keys, 0, [first], "i32", layout(), strides=[1])
     item = p.binary("arith.addi", own, first)
-    inside = p.cmp("slt", item, count)
-    key = p.gather(keys, item, "i32", inside)
+    before = item if source.order < 0 else p.load(op.scratch(p, source.order), 0, [first], "i32", layout(), strides=[1])
     digit = _digit(p, key, shift)
-    nothing = p.splat(p.scalar(0), (PART,), "i32", layout())
-    with p.for_(0, items, 1, [nothing]) as loop:
-        other = _digit(p, p.load_scalar(keys, p.cast(p.add(first, loop.index), "i64"), "i32"), shift)
-        earlier = p.binary("arith.andi", p.cmp("eq", digit, other), p.cmp("sgt", own, loop.index))
-        loop.yield_([_add_if(p, loop.carried[0], earlier)])
-    with p.for_(0, RADIX, 1, loop.results) as lower:
-        total = p.load_scalar(sums, p.cast(lower.index, "i64"), "i32")
-        more = p.select(p.cmp("sgt", digit, lower.index), total, 0)
-        lower.yield_([p.binary("arith.addi", lower.carried[0], more)])
     row = p.binary("arith.addi", p.binary("arith.muli", digit, blocks), block)
-    place = p.binary("arith.addi", lower.results[0], p.gather(op.scratch(p, histogram), row, "i32", inside))
-    before = item if source.order < 0 else p.gather(op.scratch(p, source.order), item, "i32", inside)
-    p.scatter(key, op.scratch(p, target.keys), place, inside)
-    p.scatter(before, op.scratch(p, target.order), place, inside)
+    place = p.gather(op.scratch(p, histogram), row, "i32")
+    number = p.iota(1, pairs())
+    with p.for_(0, PART, GROUP, [place]) as loop:
+        other = p.binary("arith.addi", number, loop.index)
+        same = p.cmp("eq", _digit(p, _others(p, keys, p.add(first, loop.index)), shift), _own(p, digit))
+        earlier = p.binary("arith.andi", same, p.cmp("slt", other, _own(p, own)))
+        lower = p.select(p.cmp("slt", other, _own(p, digit)), _others(p, sums, loop.index), 0)  # `other` as a digit
+        loop.yield_([_sum(p, loop.carried[0], p.binary("arith.addi", lower, p.convert(earlier, "i32")))])
+    p.scatter(key, op.scratch(p, target.keys), loop.results[0])
+    p.scatter(before, op.scratch(p, target.order), loop.results[0])
 
 
 def runs(op: Op, found: Sorted, count: int) -> tuple[int, int]:
     """For each sorted position, where the run of its key begins and ends: offsets of two arrays of i32."""
     begins, ends = op.reserve(count), op.reserve(count)
     p = op.launch("runs", -(-count // PART), PART)
-    _, first, _ = _block(p, count)
-    item = p.binary("arith.addi", p.iota(0, layout()), first)
+    item = p.binary("arith.addi", p.iota(0, layout()), p.mul(p.program_id(0), PART))
     inside = p.cmp("slt", item, count)
     keys = op.scratch(p, found.keys)
     key = p.gather(keys, item, "i32", inside)

@@ -67,13 +67,13 @@ def scatter_add(arch: str) -> str:
 
 
 # 16-byte accesses, all launches together: adam's 4 loads and 3 stores of two vectors; of the embedding's gradient the
-# zeros (4 stores), rows of 768 by warps (6 vectors of f32, 3 of bf16) and the long runs (8 loads, 1 store)
+# zeros (4 stores), rows of 768 by warps (6 vectors of f32, 3 of bf16), the long runs (8 loads, 1 store) and the sort
 KERNELS = [
     Kernel("adam", lambda arch: level5(ADAM.format("f32"), arch), {"LDG.E.128": 8, "STG.E.128": 6}, registers=80),
     Kernel("adam_f64", lambda arch: level5(ADAM.format("f64"), arch), {"LDG.E.128": 8, "STG.E.128": 6}, registers=128),
     Kernel("norm", norm, {"LDG.E.128": 8, "SHFL": (10, 40)}, registers=80),
-    Kernel("embedding_backward", lambda arch: embedding("f32", arch), {"LDG.E.128": 14, "STG.E.128": 11, "RED": 0}),
-    Kernel("embedding_backward_bf16", lambda arch: embedding("bf16", arch), {"LDG.E.128": 11, "STG.E.128": 8, "RED": 0}),
+    Kernel("embedding_backward", lambda arch: embedding("f32", arch), {"LDG.E.128": (30, 80), "STG.E.128": 11, "RED": 0}),
+    Kernel("embedding_backward_bf16", lambda arch: embedding("bf16", arch), {"LDG.E.128": (30, 80), "STG.E.128": 8, "RED": 0}),
     Kernel("scatter_add", scatter_add, {"ATOM": 0, "RED": 0}, registers=64),
     Kernel("cumsum_rows", lambda arch: scan("4096x4096xf32", 1, arch), {"LDG.E.128": 2, "STG.E.128": 2, "SHFL": (20, 80)}),
     Kernel("cumsum_columns", lambda arch: scan("4096x4096xf32", 0, arch), {"LDG.E.128": (4, 40), "STG.E.128": 2}),
