@@ -81,7 +81,7 @@ class AttentionSchedule:
     seconds: float = 0.0
     reasons: tuple[str, ...] = ()
     hold: bool = False  # GPU: the rows' operands stay in registers
-    resident: int = 0  # GPU: blocks an SM
+    resident: int = 0  # GPU: blocks an SM that registers are limited for; 0: as many as fit without a limit
     key_half: tuple[int, ...] = ()  # GPU backward: rows, columns, threads, stages, hold, resident of dK and dV
     key_launches: int = 1  # dK and dV together or one after the other
 
@@ -187,9 +187,9 @@ def _cpu(problem: AttentionProblem, target: CpuTarget) -> AttentionSchedule:
 
 CHUNK = 16  # rows and columns that tensor cores take at once; head dims are padded to whole chunks
 STEP_CLOCKS = 250  # of a block's step that nothing of its own hides: barrier, arrival of copies, reductions of rows
-THREAD_OVERHEAD = 56  # registers for addresses, masks and what the compiler keeps in flight
+THREAD_OVERHEAD = 60  # registers for addresses, masks and what the compiler keeps in flight
 SPLIT_OVERHEAD = 24  # and for the halves of operands
-SPILL_PENALTY = 5.0
+SPILL_PENALTY = 4.0
 MMA_SYNC_SHARE = 0.64  # of the tensor peak, on boards whose peak takes warpgroup instructions
 CONVERSIONS_PER_CLOCK = 64  # of float32 to TF32, one SM
 VECTOR_OPERATIONS = 8  # a score, beside its exponential
@@ -256,7 +256,8 @@ def _registers(problem: AttentionProblem, tile: _Tile) -> int:
     flight = CHUNK * min(operand_width(problem.dtype), max(dim, value_dim)) * words / 32
     # chunks of a block of columns are unrolled, and the compiler starts the next one's loads early
     split = SPLIT_OVERHEAD if _splits(problem) > 1 else 0
-    return int(tile.warp_rows * per_row / 32 + flight) + THREAD_OVERHEAD + tile.columns // 4 + split
+    unrolled = tile.columns // (4 if tile.program == "forward" else 2)
+    return int(tile.warp_rows * per_row / 32 + flight) + THREAD_OVERHEAD + unrolled + split
 
 
 def _shared(problem: AttentionProblem, tile: _Tile) -> int:
@@ -316,7 +317,7 @@ def _gpu_plan(problem: AttentionProblem, target: GpuTarget, tile: _Tile) -> _Pla
     threads = 32 * tile.warps
     if shared > target.smem_block:
         return None
-    spilled = registers > target.registers_thread  # some values will wait in local memory
+    excess = registers / target.registers_thread  # over 1, some values wait in local memory
     registers = min(registers, target.registers_thread)
     resident = min(
         target.smem_sm // (shared + target.smem_reserve),
@@ -341,6 +342,7 @@ def _gpu_plan(problem: AttentionProblem, target: GpuTarget, tile: _Tile) -> _Pla
     spread = -(-blocks // target.sms) * target.sms / blocks  # the busiest SM's share, of an even one
     total = heads * group * _steps(problem, tile) * step / target.sms / target.clock / TENSOR_EFFICIENCY
     seconds = max(total * wait * min(spread, 4.0), problem.bytes / target.bandwidth)
+    seconds *= SPILL_PENALTY * excess**8 if excess > 1 else 1.0
     unit = max(clocks, key=lambda name: clocks[name])
     reasons = (
         f"{tile.program}: {tile.rows} x {tile.columns}, {tile.warps} warps, {tile.stages} stages: {registers} "
@@ -348,13 +350,12 @@ def _gpu_plan(problem: AttentionProblem, target: GpuTarget, tile: _Tile) -> _Pla
         f"{tile.program}: {blocks} blocks on {target.sms} SMs, {step:.0f} clocks a step, bound by {unit} "
         f"({clocks[unit]:.0f})" + ("; the rows' operands stay in registers" if tile.hold else ""),
     )
-    seconds *= SPILL_PENALTY if spilled else 1.0
     return _Plan(tile, registers, shared, resident, seconds * tile.launches**0.25, reasons)
 
 
 def _gpu_tiles(program: Program, splits: int) -> Iterator[_Tile]:
     for warps in (4, 8, 2, 1):
-        for warp_rows in (16, 32):
+        for warp_rows in (16, 32) if program == "forward" else (16,):  # 32 would hold two operands and their products
             for columns in (64, 32, 16) if splits == 1 else (16,):  # split contractions are long enough as they are
                 for stages in (2, 1):
                     for hold in (True, False):
@@ -382,13 +383,13 @@ def _gpu(problem: AttentionProblem, target: GpuTarget) -> AttentionSchedule:
         plans.append(_gpu_best(problem, target, "key"))
     key = plans[1] if backward else None
     half = () if key is None else (
-        key.tile.rows, key.tile.columns, 32 * key.tile.warps, key.tile.stages, int(key.tile.hold), key.resident,
+        key.tile.rows, key.tile.columns, 32 * key.tile.warps, key.tile.stages, int(key.tile.hold), 0,
     )  # fmt: skip
     tile = rows.tile
     return AttentionSchedule(
         "mma_sync", tile.rows, tile.columns, tile.warp_rows, 32 * tile.warps, backward, tile.stages,
         max(plan.registers for plan in plans), max(plan.shared for plan in plans),
         sum(plan.seconds for plan in plans) + len(plans) * target.launch_seconds,
-        tuple(reason for plan in plans for reason in plan.reasons), tile.hold, rows.resident, half,
+        tuple(reason for plan in plans for reason in plan.reasons), tile.hold, 0, half,
         1 if key is None else key.tile.launches,
     )  # fmt: skip
