@@ -7,7 +7,7 @@ once. sqrt, floor, ceil, trunc, roundeven, absf, fma and copysign stay: they hav
 exact division; with `fastmath<arcp>` it becomes a reciprocal and a correction (1 ulp, for divisors of ordinary size).
 `arith.remf` becomes exact: LLVM's own expansion loses the remainder of large quotients. `math.exp2` with
 `fastmath<afn>` is one instruction, for which results below 2^-126 are zero. Integer powers and divisions that round
-down or up are in nova/gpu/math_int.py.
+down or up are in nova/gpu/math_int.py. Where nothing but 16 bits of a result is kept, math_narrow.py has cheaper ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from nova.cpu import lanes as ln
 from nova.cpu.lanes import Value
-from nova.gpu import math_f32, math_f64, math_int
+from nova.gpu import math_f32, math_f64, math_int, math_narrow
 from nova.gpu.remainder import remainder
 from nova.mlir import ir
 
@@ -65,9 +65,11 @@ def _expansion(op: ir.Operation) -> Callable[..., Value] | None:
     if element == ln.f64():
         return math_f64.FUNCTIONS.get(name)
     function = math_f32.FUNCTIONS.get(name)
-    if function is None or element == ln.f32():
-        return function
-    return _in_f32(function, element)
+    if element == ln.f32():
+        return math_narrow.choose(op) or function
+    if function is None:
+        return None
+    return _in_f32(math_narrow.RELATIVE.get(name, function), element)
 
 
 def _allows(op: ir.Operation, flag: str) -> bool:
