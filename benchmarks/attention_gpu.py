@@ -313,7 +313,7 @@ def variants_of(shapes: list[str], precisions: list[str], tiles: list[str]) -> l
 
 def main(
     build_into: Path = typer.Option(None, "--build", help="only compile, into this folder"),
-    kernels: Path = typer.Option(None, help="run what was compiled into this folder"),
+    kernels: list[Path] = typer.Option([], help="run what was compiled into these folders"),
     shape: list[str] = typer.Option([], help="batch,heads,length,dim; may be given several times"),
     precision: list[str] = typer.Option(list(PRECISIONS)),
     tiles: list[str] = typer.Option([], help="other schedules, see above"),
@@ -322,10 +322,10 @@ def main(
     out: Path = typer.Option(Path("benchmarks/results/attention_gpu.json")),
 ) -> None:
     """Compiles, checks, times and prints."""
-    if kernels is not None:
-        built = pickle.loads((kernels / "attention.pickle").read_bytes())
-    else:
-        built = {}
+    built: dict[Variant, Built] = {}
+    for folder in kernels:
+        built |= pickle.loads((folder / "attention.pickle").read_bytes())
+    if not kernels:
         for variant in variants_of(shape, precision, tiles):
             try:
                 built[variant] = build(variant, board)
