@@ -148,6 +148,8 @@ def _gpu(p: LoopProblem, target: GpuTarget) -> LoopSchedule:
 # --- tiles of a GPU's nests -------------------------------------------------------------------------------------------
 
 BLOCK_THREADS = 256
+TOTAL_THREADS = 128  # of blocks that also carry sums: registers for them leave room for few, and small ones waste less
+LONG_THREADS = 512  # of blocks that walk long rows
 REGISTERS = 112  # of a thread for tile values, beside addresses and temporaries
 THREAD_BYTES = 64  # that a thread should have under way: four 16-byte loads
 WASTE = 1.13  # of idle lanes that are not worth avoiding
@@ -232,7 +234,7 @@ def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
         if -(-groups // across) * p.vector > most or (across > 512 and p.tiles > 1):
             return _long_rows(p, groups, target)
         batch = -(-groups // across)
-        block = BLOCK_THREADS // 2 if p.total else BLOCK_THREADS  # sums take registers: small blocks waste fewer
+        block = TOTAL_THREADS if p.total else BLOCK_THREADS
         threads = min(max(across, block), max(across, power_above(p.rows) * across))
         reason = f"{across // 32} warps a row, {batch} vectors of {p.vector} a thread, {threads // across} rows a block"
         shape = TileShape(threads // across, across, 1, batch, reasons=(reason,))
@@ -246,7 +248,7 @@ def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
 
 
 def _long_rows(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
-    threads = 512 if groups >= 4096 else BLOCK_THREADS
+    threads = LONG_THREADS if groups >= 8 * LONG_THREADS else BLOCK_THREADS
     batch = min(_unroll(p), max(1, 32 // (p.vector * max(p.tiles, 1))))
     parts = min(p.rows, target.sms * (target.threads_sm // threads)) if p.total else 1
     reason = f"long rows: {threads} threads walk {groups} vectors, {batch} at once each"
