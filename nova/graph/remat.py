@@ -227,15 +227,34 @@ def _sink(step: Step, late: list[Item], chain: Chain) -> ir.Operation | None:
     if len(late) != 1 or use.name not in CONTRACTIONS:
         return None
     wanted = {step.root(v) for i in chain.items for v in i.op.operands}
-    first_read = min((u.position for r in range(len(use.results)) for u in step.uses(use, r)), default=0)
+    behind, first_read = _followers(use)
     end = min(use.position + SINK_WINDOW, first_read, len(step.items) - 1)
     for other in step.items[use.position + 1 : end]:
-        if other is not use and any(step.root(v) in wanted for v in other.op.operands) and not is_view(other):
-            follower = step.items[other.position + 1].op
-            views = [r for r in use.readers[0] if is_view(r)]
+        if (
+            other is not use
+            and other not in behind
+            and not is_view(other)
+            and any(step.root(v) in wanted for v in other.op.operands)
+        ):
+            follower = next(i for i in step.items[other.position + 1 :] if i not in behind).op
             use.op.move_before(follower)
-            for view in views:
-                if view.position <= other.position:
-                    view.op.move_after(use.op)
+            last = use.op
+            for item in behind:
+                item.op.move_after(last)
+                last = item.op
             return use.op
     return None
+
+
+def _followers(use: Item) -> tuple[list[Item], int]:
+    """The views and casts of a contraction's result, in order, which move with it; the position of the next reader."""
+    behind: list[Item] = []
+    pending, first_read = [use], 1 << 62
+    while pending:
+        for reader in (r for readers in pending.pop().readers for r in readers):
+            if is_view(reader) or reader.name == "nova.cast":
+                behind.append(reader)
+                pending.append(reader)
+            else:
+                first_read = min(first_read, reader.position)
+    return sorted(behind, key=lambda item: item.position), first_read
