@@ -1,6 +1,7 @@
 """Runs every `.mlir` file under this folder through the passes its RUN line names, and checks the output.
 
-A file starts with `// RUN: nova-opt <pass> [<pass> ...]` and holds FileCheck lines (`// CHECK: ...`).
+A file starts with `// RUN: nova-opt <pass> [<pass> ...]` and holds FileCheck lines (`// CHECK: ...`). `// TARGET: h200`
+names the device to compile for; without it, that is this machine.
 """
 
 import re
@@ -19,6 +20,7 @@ from nova.schedule import target as targets
 
 ROOT = Path(__file__).parent
 RUN = re.compile(r"^// RUN: nova-opt (.+)$", re.MULTILINE)
+TARGET = re.compile(r"^// TARGET: (\w+)$", re.MULTILINE)
 FILES = [p for p in sorted(ROOT.rglob("*.mlir")) if RUN.search(p.read_text())]
 
 EXAMPLES = sorted((ROOT / "fusion" / "examples").glob("*.mlir"))
@@ -53,9 +55,11 @@ def test_the_form_of_level_2(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_ir(path: Path) -> None:
-    module = parse(path.read_text())
-    with context():
-        for name in RUN.search(path.read_text())[1].split():
-            module = pipeline.run_pass(name, module)
+    text = path.read_text()
+    module, named = parse(text), TARGET.search(text)
+    target = targets.by_name(named[1]) if named else None
+    with context(), ir.Location.unknown():
+        for name in RUN.search(text)[1].split():
+            module = pipeline.run_pass(name, module, target)
         assert module.operation.verify()
         filecheck(str(module), path)
