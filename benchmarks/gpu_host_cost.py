@@ -1,0 +1,140 @@
+"""What the driver's calls cost the host, one by one, and where a step's host time goes: python benchmarks/gpu_host_cost.py
+
+Needs a GPU. Times are medians in microseconds. "busy" is with the GPU occupied by a long kernel, as in training.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+import nova
+from nova.gpu import launcher
+from nova.gpu.launcher import Launch
+from nova.runtime import cuda, orc
+
+PTX = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry nothing(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d) { ret; }
+"""
+
+
+def timed(run, repeats: int = 9, count: int = 1, busy: bool = False) -> float:
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        if busy:
+            torch.cuda._sleep(20_000_000)
+        start = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - start) / count * 1e6)
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def many(library: orc.Library, count: int):
+    text = f"""
+declare void @k(ptr)
+define void @many(ptr %args) {{
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%next, %loop]
+  call void @k(ptr %args)
+  %next = add i64 %i, 1
+  %more = icmp ult i64 %next, {count}
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}}"""
+    loaded = orc.load(orc.compile_ir(text), ["many"], {"k": library["k"]}, keep=[library])
+    return loaded, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(loaded["many"])
+
+
+def calls() -> None:
+    device = cuda.device(0)
+    function = device.load(PTX, b"", "nothing").function("nothing")
+    library = orc.load(
+        orc.compile_ir(launcher.host_ir("k", [Launch("nothing", (1, 1, 1), 32, 0, 4)]), 0), ["k", launcher.CONTEXT]
+    )
+    launcher.fill(library, device, [function])
+    args = (ctypes.c_int64 * 4)()
+    keep, run = many(library, 300)
+    side = torch.cuda.Stream()
+    for name, stream in (("default stream", 0), ("a stream of PyTorch's", side.cuda_stream)):
+        device.stream.value = stream
+        for busy in (False, True):
+            with torch.cuda.stream(side if stream else torch.cuda.default_stream()):
+                cost = timed(lambda: run(ctypes.addressof(args)), count=300, busy=busy)
+            print(f"cuLaunchKernel on {name}, {'busy' if busy else 'idle'}: {cost:.2f}")
+    device.stream.value = 0
+    target = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    driver = device.driver
+    for nbytes in (64, 1024, 10_000, 60_000, 100_000):
+        pageable = ctypes.create_string_buffer(nbytes)
+        pinned = device.pinned(nbytes)
+        for kind, source in (("pageable", ctypes.addressof(pageable)), ("pinned", pinned)):
+            costs = [
+                timed(lambda: driver.call("cuMemcpyHtoDAsync", target.data_ptr(), source, nbytes, 0), busy=busy)
+                for busy in (False, True)
+            ]
+            print(f"cuMemcpyHtoDAsync of {nbytes} B, {kind}: idle {costs[0]:.1f}, busy {costs[1]:.1f}")
+    event = device.new_event()
+    print(f"cuEventRecord: {timed(lambda: driver.call('cuEventRecord', event, 0), busy=True):.1f}")
+    host = device.pinned(64)
+    copy = timed(lambda: driver.call("cuMemcpyDtoHAsync", host, target.data_ptr(), 64, 0), busy=True)
+    print(f"cuMemcpyDtoHAsync of 64 B, pinned: {copy:.1f}")
+    context = timed(lambda: [device.context().__enter__(), device.context().__exit__()])
+    print(f"push and pop of the context, through ctypes: {context:.1f}")
+
+
+def step_costs() -> None:
+    """A GPT-2 step of 12 narrow layers: the GPU's work is small, the launches are those of the large one."""
+    from nova.bench.gpt2 import GPT2
+
+    for fused in (True, False):
+        torch.manual_seed(0)
+        model = GPT2(12, 96, 12, 512).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
+
+        @nova.jit
+        def step(ids, targets):
+            loss = model(ids, targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        ids, targets = (torch.randint(512, (2, 64), device="cuda") for _ in range(2))
+        for _ in range(3):
+            step(ids, targets)
+        executable = step._variants[0].executable
+        inputs, numbers = step._variants[0].bindings[0].enter((ids, targets), {})
+        outputs = executable.allocate_outputs()
+        launches = sum(
+            len(executable.kernels[i.kernel].launches) for i in executable.plan.items if hasattr(i, "kernel")
+        )
+        kinds: dict[str, int] = {}
+        for item in executable.plan.items:
+            kinds[type(item).__name__] = kinds.get(type(item).__name__, 0) + 1
+        print(f"GPT-2 with {'fused' if fused else 'default'} AdamW: {launches} launches, items {kinds}")
+        for name, run in (
+            ("whole step", lambda: step(ids, targets)),
+            ("executable", lambda: executable(inputs, numbers)),
+            ("native part", lambda: executable.pointer_table.run(inputs, outputs)),
+        ):
+            idle, busy = timed(run), timed(run, busy=True)
+            print(f"  {name}: idle {idle:.0f}, busy {busy:.0f} ({busy / launches:.2f} a launch)")
+
+
+if __name__ == "__main__":
+    calls()
+    step_costs()
