@@ -117,9 +117,9 @@ class Scores:
 
     def _entries(self, access: Access, spot: Spot, fill: float) -> Value:
         """The mask under the chunk; `fill` beyond the last query or key."""
-        flip = slice(None, None, -1 if self.query_dim else 1)
-        offsets, strides = (spot.query, spot.key)[flip], access.strides[2:][flip]
-        extents = (self.op.queries, self.op.keys)[flip]
+        offsets, strides, extents = [spot.query, spot.key], access.strides[2:], (self.op.queries, self.op.keys)
+        if self.query_dim == 1:
+            offsets, strides, extents = offsets[::-1], strides[::-1], extents[::-1]
         pairs = self.query_dim == 0 and access_vector(access, self.op.keys) % 2 == 0
         return self.p.load(
             self.p.args[access.argument], place(self.p, access, spot.batch, spot.head), offsets, access.dtype,

@@ -86,17 +86,15 @@ class MaskGradient(Half):
                 total = p.binary("arith.addf", total, tile)
             tiles = [total]
         for j, tile in enumerate(tiles):
-            offsets, strides, extents = [query, p.add(key, j * CHUNK)], access.strides[2:], (op.queries, op.keys)
-            gone = [dim for dim, over in enumerate((over_query, over_key)) if over]
-            if gone:
-                tile = p.reduce(tile, gone, "addf")
-                offsets, strides, extents = (
-                    [x for dim, x in enumerate(values) if dim not in gone] for values in (offsets, strides, extents)
-                )
-            if not tile.is_tile:
+            places = [(query, access.strides[2], op.queries), (p.add(key, j * CHUNK), access.strides[3], op.keys)]
+            kept = [found for found, over in zip(places, (over_query, over_key), strict=True) if not over]
+            if len(kept) < 2:
+                tile = p.reduce(tile, [dim for dim, over in enumerate((over_query, over_key)) if over], "addf")
+            if not kept:
                 one = NestedLayout((1,), (1,), (1,), (1,), (1,), (0,), (0,))
-                tile, offsets, strides, extents = p.splat(tile, (1,), "f32", one), [0], [1], [1]
+                tile, kept = p.splat(tile, (1,), "f32", one), [(0, 1, 1)]
+            strides, extents = tuple(stride for _, stride, _ in kept), tuple(extent for _, _, extent in kept)
             p.store(
-                p.convert(tile, access.dtype), p.args[access.argument], base, offsets, strides=strides,
-                extents=extents, wide=is_wide(tuple(strides), tuple(extents)),
+                p.convert(tile, access.dtype), p.args[access.argument], base, [offset for offset, _, _ in kept],
+                strides=strides, extents=extents, wide=is_wide(strides, extents),
             )  # fmt: skip

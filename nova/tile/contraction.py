@@ -194,7 +194,7 @@ class _Generator:
     def merge(self) -> Program:
         """Adds the chunks in order and finishes."""
         (m, n), outer_extent = (self.tiling.m, self.tiling.n), self.tiling.outer_extent
-        bn = min(self.block[1], 128)
+        bn = self.block[1] if self.block[1] <= 128 else 64
         layout = merge_layout(bn, MERGE_THREADS)
         bm = layout.shape[0]
         rows, columns = -(-m.extent // bm), -(-n.extent // bn)
@@ -231,7 +231,7 @@ def slice_layout(bm: int, bn: int, threads: int) -> NestedLayout:
     """Rows of a block, as many as make SLICE results a thread, held in runs of 4 columns by the lanes of a warp."""
     warps = threads // WARP
     run = min(4, bn)
-    lanes_n = min(WARP, bn // run)
+    lanes_n = power_within(bn // run, WARP)
     lanes_m = WARP // lanes_n
     height = warps * lanes_m
     while height * 2 <= bm and height * 2 * bn <= SLICE * threads:
@@ -241,18 +241,23 @@ def slice_layout(bm: int, bn: int, threads: int) -> NestedLayout:
     return blocked((height, bn), (warps, 1), (lanes_m, lanes_n), run)
 
 
+def power_within(number: int, limit: int) -> int:
+    """The largest power of two up to `limit` that divides `number`."""
+    return min(number & -number, limit)
+
+
 def _few_rows(bm: int, bn: int, warps: int, run: int) -> NestedLayout:
     """Fewer rows than warps x lanes: further warps take columns, and what is left over holds copies."""
-    lanes_m = min(WARP, bm)
-    lanes_n = min(WARP // lanes_m, bn // run)
-    warps_m = min(warps, bm // lanes_m)
-    warps_n = min(warps // warps_m, bn // run // lanes_n)
+    lanes_m = power_within(bm, WARP)
+    lanes_n = power_within(bn // run, WARP // lanes_m)
+    warps_m = power_within(bm // lanes_m, warps)
+    warps_n = power_within(bn // run // lanes_n, warps // warps_m)
     return blocked((bm, bn), (warps_m, warps_n), (lanes_m, lanes_n), run)
 
 
 def merge_layout(bn: int, threads: int) -> NestedLayout:
     """One run of 4 columns a thread, two rows of it."""
-    lanes_n = min(WARP, bn // 4)
+    lanes_n = power_within(bn // 4, WARP)
     lanes_m = WARP // lanes_n
     warps = threads // WARP
     return blocked((warps * lanes_m * 2, bn), (warps, 1), (lanes_m, lanes_n), 4)

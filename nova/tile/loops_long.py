@@ -70,12 +70,10 @@ class _LongRow:
         self.nest = work.nest
         self.passes, self.tail_rows = plan_passes(self.nest, find_online(self.nest))
         self.online = {id(online.out): online for online in find_online(self.nest)}
-        self.piece = work.layout(work.shape.column_batch, 1)
-        self.rest = work.layout(1, work.shape.column_batch)
 
     def whole(self, row: Operand, fixed: dict[int, Operand]) -> Body:
         """A tile for what there is one of a row."""
-        return make_body(self.work, self.memory, self.rest, fixed, row, 0)
+        return make_body(self.work, self.memory, self.work.layout(1, 1), fixed, row, 0)
 
     def emit(self, row: Operand, fixed: dict[int, Operand]) -> Body:
         known: dict[Key, Part] = {}
@@ -99,37 +97,45 @@ class _LongRow:
     # --- one pass ---
 
     def walk(self, step: Pass, row: Operand, fixed: dict[int, Operand], known: dict[Key, Part]) -> None:
-        """All columns once: whole pieces in a loop, then the ragged rest."""
-        groups = self.work.frame.group_count
-        size = self.work.shape.groups
-        whole = groups // size
-        states = _States(step, self.online)
-        program = self.program
+        """All columns once: pieces of many vectors a thread in a loop, what is left of them, and a ragged last one.
 
-        def body(start: Operand, ragged: bool) -> Body:
-            layout = self.rest if ragged else self.piece
+        All leave the same state with each thread, so that the threads come together once.
+        """
+        groups, across, unroll = (
+            self.work.frame.group_count,
+            self.work.shape.column_threads,
+            self.work.shape.column_batch,
+        )
+        size = across * unroll
+        whole = groups // size * size
+        left = (groups - whole) // across
+        program, states = self.program, _States(step, self.online)
+
+        def body(start: Operand, unrolled: int, ragged: bool) -> Body:
+            layout = self.work.layout(unrolled, 1)
             made = make_body(self.work, self.memory, layout, fixed, row, 0, group0=start, ragged=ragged)
             made.values = dict(known)
             made.later = self.remade(step)
             return made
 
-        probe = body(0, False)
-        carried = states.start(probe)
-        if whole:
-            with program.for_(0, whole * size, size, carried) as loop:
-                piece = body(loop.index, False)
-                following = states.add(piece, loop.carried)
-                self.stores(piece, step)
-                loop.yield_(following)
-            carried = loop.results
-        results = states.finish(probe, carried) if whole else None
-        if groups % size or not whole:
-            piece = body(whole * size, True)
-            own = states.finish(piece, states.add(piece, states.start(piece)))
-            results = own if results is None else states.join(piece, results, own)
+        def run(piece: Body, carried: Sequence[Value]) -> list[Value]:
+            following = states.add(piece, carried)
             self.stores(piece, step)
-        assert results is not None
-        known.update(states.values(probe, results))
+            return following
+
+        first = body(0, 1, False)
+        carried = states.start(first)
+        if whole == size:
+            carried = run(body(0, unroll, False), carried)
+        elif whole:
+            with program.for_(0, whole, size, carried) as loop:
+                loop.yield_(run(body(loop.index, unroll, False), loop.carried))
+            carried = loop.results
+        if left:
+            carried = run(body(whole, left, False), carried)
+        if groups % across:
+            carried = run(body(whole + left * across, 1, True), carried)
+        known.update(states.values(first, states.finish(first, carried)))
 
     def remade(self, step: Pass) -> dict[Key, Structured]:
         """Column values that a pass makes for itself: locals, and what it stores."""
@@ -329,20 +335,6 @@ class _States:
         """A sum relative to `own`, relative to `top`: sums of threads that saw nothing are zero."""
         scale = _exp_of_difference(domain, own, top)
         return domain.apply(lambda a, b: domain.program.binary("arith.mulf", a, b), (total, scale))
-
-    def join(self, body: Body, a: Sequence[Part], b: Sequence[Part]) -> list[Part]:
-        """Results of two sets of columns as one."""
-        domain = body.domain
-        done: dict[int, Part] = {}
-        for number, out in enumerate(self.outs):
-            if id(out) not in self.online:
-                done[number] = combined(domain, str(out.combine), a[number], b[number])
-        for number, out in enumerate(self.outs):
-            if id(out) in self.online:
-                top = self.slots[id(self.online[id(out)].top)]
-                parts = [self.moved(domain, side[number], side[top], done[top]) for side in (a, b)]
-                done[number] = combined(domain, "arith.addf", parts[0], parts[1])
-        return [done[number] for number in range(len(self.outs))]
 
     def values(self, body: Body, results: Sequence[Part]) -> dict[tuple[Tensor, Index], Part]:
         found = {}

@@ -136,7 +136,7 @@ class _Body:
         with p.for_(0, self.part, height, [self.neutral(of.layout)]) as loop:
             offsets: list[Operand] = [0]
             offsets.insert(of.along, loop.index)
-            window = {"strides": strides, "extents": extents, "fill": self.start}
+            window: dict[str, Any] = {"strides": strides, "extents": extents, "fill": self.start}
             tile = p.load(self.op.scratch(p, of.partials), base, offsets, self.running, of.layout, **window)
             earlier = p.cmp("slt", p.binary("arith.addi", place, loop.index), self.part)
             loop.yield_([p.binary(self.kind, loop.carried[0], p.select(earlier, tile, self.start))])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from nova.errors import CompileError
 from nova.mlir import ir
@@ -24,7 +25,7 @@ from nova.tile.layout import blocked
 from nova.tile.scatter_runs import combine_few, combine_lines, combine_runs
 from nova.tile.text import Value
 from nova.tile.updates import Updates
-from nova.tile.whole_op import Op, decode, dot, power_of_two, strides_of, vector_of
+from nova.tile.whole_op import WIDE, Op, decode, dot, power_of_two, strides_of, vector_of
 
 THREADS = 256
 FEW = 8  # updates that are walked rather than sorted
@@ -55,7 +56,7 @@ def _fill(op: Op, base: int | None) -> None:
     last = size // layout.shape[0]
 
     def move(extents: list[int]) -> None:
-        window = {"strides": [1], "extents": extents, "vector": vector}
+        window: dict[str, Any] = {"strides": [1], "extents": extents, "vector": vector}
         if base is None:
             p.store(p.splat(0, layout.shape, element), op.result(p), place, [0], layout=layout, **window)
         else:
@@ -119,11 +120,12 @@ def _scatter(op: Op) -> None:
     def key(p: Program, u: Value, inside: Value) -> tuple[Value, Value]:
         index = _index(op, p, 1, u, inside)
         good = _checked(op, p, index, index, shape[axis] if rank else 1, inside)
-        coordinates = list(decode(p, u, index_shape))
-        place = p.convert(index, "i32")
-        if rank:
-            coordinates[axis] = place
-            place = dot(p, coordinates, base_strides)
+        coordinates = decode(p, u, index_shape)
+        if not rank:
+            return p.convert(index, "i32"), good
+        coordinates[axis] = p.convert(index, "i32")
+        place = dot(p, coordinates, base_strides)
+        assert isinstance(place, Value)
         return place, good
 
     _fill(op, 0)
@@ -133,6 +135,7 @@ def _scatter(op: Op) -> None:
     if count and (along <= SHORT or lines >= MANY):
         others = [d for d in range(rank) if d != axis]
         strides = strides_of(index_shape)
+        _check_places(op, updates)
         combine_lines(
             op, updates, [index_shape[d] for d in others], [strides[d] for d in others], along,
             strides[axis] if rank else 1,
@@ -203,6 +206,7 @@ def _as_strided_scatter(op: Op) -> None:
     size = math.prod(op.shape(0))
     if count:
         updates = Updates(count, [count], [1], 1, [size], [1], [], [], [], "none", key)
+        _check_places(op, updates)
         combine_lines(op, updates, [count], [1], 1, 1)
 
 
@@ -234,9 +238,13 @@ def _run(op: Op, updates: Updates) -> None:
     """The updates of places that several of them may share."""
     if not updates.count or not updates.columns:
         return
-    if updates.places >= (1 << 31) - 1:
-        raise CompileError(f"kernel @{op.function}: {updates.places} places are more than a sort of 32-bit keys takes")
+    _check_places(op, updates)
     if updates.count <= FEW and power_of_two(updates.columns) >= 32:
         combine_few(op, updates)
     else:
         combine_runs(op, updates)
+
+
+def _check_places(op: Op, updates: Updates) -> None:
+    if updates.places >= WIDE - 1:
+        raise CompileError(f"kernel @{op.function}: {updates.places} places are more than keys of 32 bits can name")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nova.tile.builder import Program
 from nova.tile.layout import NestedLayout
 from nova.tile.text import Operand, Value
-from nova.tile.whole_op import WIDE, Op, combination, decode, dot, running_type, tile_op
+from nova.tile.whole_op import WIDE, Op, combination, decode, dot, running_type
 
 # (program, tile of update numbers, where they exist) -> (their places, which of those exist)
 Key = Callable[[Program, Value, Value], tuple[Value, Value]]
@@ -85,11 +85,15 @@ class Columns:
         column = p.binary("arith.addi", p.iota(0, row), first)
         self.inside = p.cmp("slt", column, updates.columns)
         coordinates = decode(p, p.convert(column, self.type), updates.rest)
-        nothing = p.splat(p.scalar(0, self.type), row.shape, self.type, row)
-        self.to, self.of = (
-            tile_op(p, "addi", nothing, dot(p, coordinates, strides)) if updates.rest else nothing
-            for strides in (updates.rest_strides, updates.value_strides)
-        )
+        self.to, self.of = (self._along(coordinates, s) for s in (updates.rest_strides, updates.value_strides))
+
+    def _along(self, coordinates: list[Operand], strides: list[int]) -> Value:
+        """What the columns add to positions."""
+        row = self.layout.project([0])
+        nothing = self.p.splat(self.p.scalar(0, self.type), row.shape, self.type, row)
+        found = dot(self.p, coordinates, strides, nothing) if strides else nothing
+        assert isinstance(found, Value)
+        return found
 
     def rows(self, tile: Value) -> Value:
         """A tile over dimension 0, repeated along the columns."""
