@@ -39,27 +39,32 @@ def run(module: ir.Module, options: Any = None) -> ir.Module:
     if "nova.sce" not in names:
         return module
     function = records.read(step)
-    if not split(function, annotate.target_of(options)):
+    target = annotate.target_of(options)
+    if not split(function, target, target.is_gpu and getattr(options, "tf32", False)):
         return module
     texts = [records.plain_text(function) if op == step else str(op) for op in module.body.operations]
     return ir.Module.parse("module {\n" + "\n".join(texts) + "\n}")
 
 
-def split(function: Function, target: Any) -> bool:
-    """Rewrites every sce whose logits come from a contraction and are too large to stay in cache."""
+def split(function: Function, target: Any, tf32: bool = False) -> bool:
+    """Rewrites every sce whose logits come from a contraction and are too large to stay in cache.
+
+    `tf32`: contractions of float32 may run in TF32, which has tiles of its own.
+    """
+    _narrow_storage(function)
     ops: list[Op] = []
     replaced: dict[Value, Value] = {}
     for op in function.ops:
         op.operands = [replaced.get(value, value) for value in op.operands]
         root = _contraction(op.operands[0]) if op.name == "sce" else None
-        reason = _refusal(op, root, target) if op.name == "sce" else ""
+        reason = _refusal(op, root, target, tf32) if op.name == "sce" else ""
         if reason is not None:
             if op.name == "sce":
                 decisions.current().add("refused", op, "its logits' contraction", reason)
             ops.append(op)
             continue
         assert root is not None
-        new = _split(op, _tile(root, op, target), set(function.outputs))
+        new = _split(op, _tile(root, op, target, tf32), set(function.outputs))
         decisions.current().add("fused", op, root.name, f"partials over tiles of {new[0].attrs['tile']} columns")
         ops += new
         replaced.update(zip(op.results, new[-1].results, strict=True))
@@ -69,6 +74,25 @@ def split(function: Function, target: Any) -> bool:
     function.outputs = [replaced.get(value, value) for value in function.outputs]
     function.link()
     return True
+
+
+def _narrow_storage(function: Function) -> None:
+    """Logits that were widened for the loss (autocast) are kept as the contraction made them: others widen them again."""
+    heads = [op for op in function.ops if op.name == "sce" and _contraction(op.operands[0]) is not None]
+    again: dict[Op, list[Op]] = {}  # user -> casts to put in front of it
+    for op in heads:
+        logits = op.operands[0]
+        cast = logits.op
+        if cast is None or cast.name != "cast" or cast.operands[0].bytes >= logits.bytes or logits in function.outputs:
+            continue
+        for user in [u for u in logits.users if u is not op]:
+            clone = records.make("cast", cast.operands, logits.shape, logits.dtype, user)
+            clone.attrs = dict(cast.attrs)
+            user.operands = [clone.results[0] if value is logits else value for value in user.operands]
+            again.setdefault(user, []).append(clone)
+    if again:
+        function.ops = [item for op in function.ops for item in (*again.get(op, ()), op)]
+        function.link()
 
 
 def _contraction(value: Value) -> Op | None:
@@ -85,7 +109,7 @@ def _contraction(value: Value) -> Op | None:
     return None
 
 
-def _refusal(op: Op, root: Op | None, target: Any) -> str | None:
+def _refusal(op: Op, root: Op | None, target: Any, tf32: bool) -> str | None:
     """Why the head stays whole; None if it is split."""
     logits = op.operands[0]
     if root is None or root.name not in ("matmul", "linear"):
@@ -97,19 +121,21 @@ def _refusal(op: Op, root: Op | None, target: Any) -> str | None:
     cache = getattr(target, "l3", None) or target.l2
     if logits.bytes <= cache:
         return f"the logits ({logits.bytes >> 10} KiB) fit the last-level cache"
-    if _tile(root, op, target) >= logits.shape[1]:
+    if _tile(root, op, target, tf32) >= logits.shape[1]:
         return "one block of the contraction holds a whole row"
     return None
 
 
-def _tile(root: Op, op: Op, target: Any) -> int:
+def _tile(root: Op, op: Op, target: Any, tf32: bool) -> int:
     """The columns that the configurator gives a block of the contraction."""
     a, b = root.operands[:2]
     n, k = root.results[0].shape[-1], a.shape[-1]
     transposed = root.name == "linear" or (b.op is not None and b.op.name == "transpose")
     rhs = Operand(b.dtype, k if transposed else 1, 1 if transposed else n)
     rows = op.operands[0].shape[0]
-    problem = ContractionProblem(rows, n, k, 1, Operand(a.dtype, k, 1), rhs, "f64" if a.dtype == "f64" else "f32")
+    compute = "tf32" if tf32 and a.dtype == b.dtype == "f32" else ""
+    accumulate = "f64" if a.dtype == "f64" else "f32"
+    problem = ContractionProblem(rows, n, k, 1, Operand(a.dtype, k, 1), rhs, accumulate, compute)
     schedule = schedule_contraction(problem, target)
     tile = min(MAX_TILE, max(UNIT, int(schedule.workgroup[1])))
     return tile // UNIT * UNIT

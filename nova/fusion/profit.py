@@ -55,6 +55,8 @@ def reaches_memory(former: Former, op: Op, group: Group, now: Op, depth: int) ->
     if result in former.outputs:
         return True
     for user in readers_of(former, result):
+        if user.name == "sce_partials":  # they end in this kernel
+            return True
         if recomputation.forces(former, user) or any(value in former.outputs for value in user.results):
             return True
         if user.name not in ELEMENTWISE or depth == 0:
