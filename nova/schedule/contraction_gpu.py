@@ -123,6 +123,8 @@ def _candidates(p: ContractionProblem, target: GpuTarget, dtype: str) -> Iterato
         for bm, bn, grids in _tiles(kind):
             if p.n_tile_limit and bn != p.n_tile_limit:
                 continue
+            if bn % 3 == 0 and p.n % bn and kind == "mma_sync":
+                continue
             if (bm > 64 and bm >= 2 * p.m) or (bn > 64 and bn >= 2 * p.n):
                 continue
             for warps in grids:
@@ -142,9 +144,10 @@ def _tiles(kind: str) -> list[tuple[int, int, list[tuple[int, int]]]]:
         tiles = [(64 * g, bn, [(g, 1)]) for g in (1, 2, 3) for bn in (64, 96, 128, 192, 256)]
         return tiles + [(256, bn, [(2, 1)]) for bn in (64, 96, 128, 192)]
     sides = (16, 32, 64, 128, 256)
+    thirds = (96, 192) if kind == "mma_sync" else ()  # widths of models are often multiples of these
     found = []
     for bm in sides:
-        for bn in sides:
+        for bn in sorted((*sides, *thirds)):
             grids = []
             for units in (2, 4, 8):
                 legal = [(gm, units // gm) for gm in (1, 2, 4, 8) if units % gm == 0 and _fits(bm, bn, gm, units // gm)]
@@ -162,7 +165,7 @@ def _fits(bm: int, bn: int, gm: int, gn: int) -> bool:
 
 def _chunks(p: ContractionProblem, bm: int, bn: int, target: GpuTarget) -> tuple[int, ...]:
     blocks = p.batch * -(-p.m // bm) * -(-p.n // bn)
-    if blocks >= target.sms * 0.8 or p.k < 2048 or p.n_tile_limit or p.k_run:
+    if blocks >= target.sms * 0.8 or p.k < 1024 or p.n_tile_limit or p.k_run:
         return (1,)
     return tuple(s for s in (1, 2, 4, 8, 16) if p.k // s >= 512)
 

@@ -75,6 +75,14 @@ def test_the_large_tiles_of_real_shapes(precision: str, stages: int) -> None:
     check(of_type("mk,nk->mn", sizes, precision), precision, stages=stages, threads=threads, **tile)
 
 
+@pytest.mark.parametrize(("spec", "columns"), [("mk,nk->mn", 192), ("km,kn->mn", 96)])
+def test_tiles_of_three_times_a_power_of_two(spec: str, columns: int) -> None:
+    """192 divides the widths of many models; rows of 192 columns are swizzled too."""
+    case = Case(spec, {"m": 64, "n": 200, "k": 72}, dtype="bf16", out_dtype="bf16", epilogue="relu_residual")
+    _, report = check(case, workgroup=(64, columns), warps=(1, 4), reduction=32, stages=3, threads=128)
+    assert report.bank_conflicts == 0
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
 def test_every_number_of_k_tiles(count: int) -> None:
     check(Case("mk,nk->mn", {"m": 16, "n": 16, "k": 32 * count}, dtype="bf16"), reduction=32, stages=4)
