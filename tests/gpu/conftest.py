@@ -1,7 +1,7 @@
 """Tests on hardware: skipped where PyTorch finds no GPU. Kernels are compiled once and kept between tests.
 
-`pytest tests/gpu -n 16` runs all of them, `-m quick` some of every family. Many test processes at a time compile best
-with `NOVA_WORKERS=0`, which is what a process under pytest-xdist takes unless something else is asked for.
+`pytest tests/gpu -n 16 --dist worksteal` runs all but those that want the GPU to themselves, which `pytest tests/gpu -m
+alone` runs; `-m quick` picks some of every family. Test processes side by side compile in themselves (NOVA_WORKERS=0).
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    if torch.cuda.is_available():
-        return
+    there = torch.cuda.is_available()
+    crowd = "PYTEST_XDIST_WORKER" in os.environ
     for item in items:
-        if "tests/gpu/" in str(item.path):
+        if "tests/gpu/" not in str(item.path):
+            continue
+        if item.path.name == "test_runtime.py":
+            item.add_marker(pytest.mark.alone)
+        if not there:
             item.add_marker(pytest.mark.skip(reason="no GPU"))
+        elif crowd and item.get_closest_marker("alone"):
+            item.add_marker(pytest.mark.skip(reason="wants the GPU to itself: -m alone, without -n"))
 
 
 @pytest.fixture(autouse=True)
