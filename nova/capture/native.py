@@ -15,6 +15,7 @@ comparisons in Python.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from nova.runtime import orc, tensor_layout
 _TAG = 24  # PyDictObject.ma_version_tag: after the object header and ma_used
 _WORD = 8
 _INLINE_DIMS = 5
-_META_WORDS = 18  # an AutogradMeta is longer than this: it ends in flags after ten pointers
+_META_WORDS = (18, 20)  # an AutogradMeta ends in flags after some pointers, whose number depends on the version
 GRAD_NONE, GRAD_SET, GRAD_ANY = 0, 1, 2
 _POINTER = 5  # the word of a record that holds the data pointer
 
@@ -72,22 +73,22 @@ def _find_autograd_layout() -> AutogradLayout | None:
         i for i, (a, b) in enumerate(zip(_words(plain._cdata, size), _words(leaf._cdata, size), strict=True))
         if a == 0 and b > 1 << 16 and b % 8 == 0
     ]  # fmt: skip
-    for i in metas:
+    for i, length in itertools.product(metas, _META_WORDS):
         meta = _words(leaf._cdata, size)[i]
-        before = _words(meta, _META_WORDS)
+        before = _words(meta, length)
         grad = torch.ones(3)
         leaf.grad = grad
-        during = _words(meta, _META_WORDS)
+        during = _words(meta, length)
         leaf.grad = None
-        found = [j for j in range(_META_WORDS) if during[j] == grad._cdata and before[j] not in (0, grad._cdata)]
-        if len(found) != 1 or _words(meta, _META_WORDS) != before:
+        found = [j for j in range(length) if during[j] == grad._cdata and before[j] not in (0, grad._cdata)]
+        if len(found) != 1 or _words(meta, length) != before:
             continue
-        on = _bytes(meta, _META_WORDS * _WORD)
+        on = _bytes(meta, length * _WORD)
         leaf.requires_grad_(False)
-        off = _bytes(meta, _META_WORDS * _WORD)
+        off = _bytes(meta, length * _WORD)
         leaf.requires_grad_(True)
-        flags = [j for j in range(_META_WORDS * _WORD) if on[j] == 1 and off[j] == 0]
-        if len(flags) != 1 or _bytes(meta, _META_WORDS * _WORD) != on:
+        flags = [j for j in range(length * _WORD) if on[j] == 1 and off[j] == 0]
+        if len(flags) != 1 or _bytes(meta, length * _WORD) != on:
             continue
         layout = AutogradLayout(i * _WORD, flags[0], found[0] * _WORD, before[found[0]])
         if _autograd_agrees(layout):
