@@ -92,7 +92,7 @@ def kernel_text(case: str) -> str:
 def build_case(case: str, target, folder: Path) -> dict:
     """Compiles a case; its cubin goes into `folder`. Returns what `run` needs to know."""
     from nova.gpu import compile as gpu
-    from nova.tile import multi_tensor
+    from nova.tile import multi_tensor_plan as multi_tensor
 
     saved = multi_tensor.BLOCKS_PER_SM, multi_tensor.IN_FLIGHT
     name, *rest = case.split(":")

@@ -10,6 +10,7 @@ The order is fixed, so the bits are the same on every run.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -90,10 +91,10 @@ class _Scan:
         it, stride, count = self.it, self.layout.thread_strides[self.dim], self.layout.thread[self.dim]
         step = 1
         while step < count:
-            other = self.shuffle(total, lambda s, by=step * stride: self._up(s, by))
+            other = self.shuffle(total, functools.partial(self._up, by=step * stride))
             total = self.where(self.is_after(step), self.join(other, total), total)
             step *= 2
-        before = self.shuffle(total, lambda s: self._up(s, stride))
+        before = self.shuffle(total, functools.partial(self._up, by=stride))
 
         def last() -> Value:
             rest = it.mul(it.sub(count - 1, self.digit()), stride)
@@ -102,7 +103,7 @@ class _Scan:
             return found
 
         source = it.once(("scan last", stride, count), last)
-        return before, self.shuffle(total, lambda s: self._from(s, source))
+        return before, self.shuffle(total, functools.partial(self._from, lane=source))
 
     def after_lanes(self, before: Value, piece: Value) -> Value:
         return self.where(self.is_after(1), self.join(before, piece), piece)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nova.tile.builder import Program
 from nova.tile.layout import NestedLayout
 from nova.tile.text import Operand, Value
-from nova.tile.whole_op import WIDE, Op, combination, decode, dot, running_type
+from nova.tile.whole_op import WIDE, Op, combination, decode, dot, vector_of
 
 # (program, tile of update numbers, where they exist) -> (their places, which of those exist)
 Key = Callable[[Program, Value, Value], tuple[Value, Value]]
@@ -60,8 +60,6 @@ class Updates:
 
     def vector(self, op: Op) -> int:
         """Neighbouring columns that one access may move."""
-        from nova.tile.whole_op import vector_of
-
         if not self.rest or self.rest_strides[-1] != 1 or self.value_strides[-1] != 1:
             return 1
         strides = [*self.rest_strides[:-1], *self.value_strides[:-1], *self.place_strides, *self.picked_strides]
@@ -134,6 +132,3 @@ class Columns:
         if self.updates.reduce == "none":
             return value
         return self.p.binary(combination(self.updates.reduce, self.running), total, value)
-
-
-__all__ = ["Columns", "Key", "Updates", "running_type"]

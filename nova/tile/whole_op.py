@@ -9,7 +9,7 @@ from nova.cpu.whole_op import WholeOp
 from nova.mlir import ir
 from nova.tile.builder import Program
 from nova.tile.expressions import memory_element
-from nova.tile.text import FLOATS, Operand, Value
+from nova.tile.text import BITS, FLOATS, Operand, Value
 
 WIDE = 1 << 31  # elements from which on positions need 64 bits
 
@@ -83,8 +83,6 @@ def power_of_two(n: int) -> int:
 
 def vector_of(element: str, *counts: int) -> int:
     """Elements of a 16-byte access, or fewer, so that it divides all `counts`."""
-    from nova.tile.text import BITS
-
     vector = 128 // max(BITS[element], 8)
     while vector > 1 and any(count % vector for count in counts):
         vector //= 2
