@@ -2,6 +2,7 @@
 
     python benchmarks/optimizer_gpu.py build --target h200 --out kernels     needs no GPU: cubins and a list of them
     python benchmarks/optimizer_gpu.py run kernels --out result.json         needs PyTorch and the driver, and no MLIR
+    python benchmarks/optimizer_gpu.py --out result.json                     both, for the GPU that is there
 
 Cases: adamw (124M parameters in GPT-2's shapes; adamw:BLOCKS:BYTES sets the blocks an SM and the bytes a thread has in
 flight), norm (the gradients' norms), embedding:TOKENS:TYPE[:zipf], cumsum:ROWSxCOLUMNS:DIM, scatter_add:COUNT:PLACES.
@@ -16,6 +17,7 @@ import ctypes
 import json
 import math
 import sys
+import tempfile
 from pathlib import Path
 from statistics import median
 
@@ -363,22 +365,27 @@ def run(folder: Path, out: Path | None, rounds: int, only: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command")
     builder = commands.add_parser("build")
     builder.add_argument("cases", nargs="*", help="see above; default: all")
     builder.add_argument("--target", default="h200")
     builder.add_argument("--out", type=Path, required=True)
     runner = commands.add_parser("run")
     runner.add_argument("folder", type=Path)
-    runner.add_argument("--out", type=Path)
-    runner.add_argument("--rounds", type=int, default=9)
-    runner.add_argument("--only", default="", help="cases that contain this text")
+    for both in (parser, runner):
+        both.add_argument("--out", type=Path)
+        both.add_argument("--rounds", type=int, default=9)
+        both.add_argument("--only", default="", help="cases that contain this text")
     args = parser.parse_args()
+    if args.command == "run":
+        return run(args.folder, args.out, args.rounds, args.only)
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     if args.command == "build":
-        sys.path.insert(0, str(Path(__file__).parents[1]))
         build(args.cases or list(CASES), args.target, args.out)
         return 0
-    return run(args.folder, args.out, args.rounds, args.only)
+    with tempfile.TemporaryDirectory() as folder:
+        build([case for case in CASES if args.only in case], "cuda", Path(folder))
+        return run(Path(folder), args.out, args.rounds, args.only)
 
 
 if __name__ == "__main__":
