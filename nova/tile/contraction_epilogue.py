@@ -27,7 +27,15 @@ from nova.tile.contraction_frame import (
     uniform,
     vector_along,
 )  # fmt: skip
-from nova.tile.expressions import Domain, Evaluator, Part, Sources, memory_element, strides_of
+from nova.tile.expressions import (
+    Domain,
+    Evaluator,
+    Part,
+    Sources,
+    approximate_exponentials,
+    memory_element,
+    strides_of,
+)
 from nova.tile.text import Operand, Value
 
 _IDENTITY = {"addf": 0.0, "mulf": 1.0, "maximumf": float("-inf"), "minimumf": float("inf"), "addi": 0, "ori": 0}
@@ -123,7 +131,8 @@ class Place(Sources):
         if out.combine is None:
             raise CompileError("a reduction over tiles combines nothing")
         kind = out.combine.removeprefix("arith.")
-        part = self.evaluator.emit([out.value])[0]
+        value = approximate_exponentials(out.value) if kind == "addf" else out.value
+        part = self.evaluator.emit([value])[0]
         element = part.element
         neutral = _IDENTITY.get(kind, out.init)
         tile = self.domain.whole(part)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from nova.errors import CompileError
-from nova.fusion.kernel import Expr, Index, Linear, Tensor, walk
+from nova.fusion.kernel import Expr, Index, Linear, Tensor, const, expr, rewrite, walk
 from nova.tile import philox
 from nova.tile.builder import Program
 from nova.tile.layout import NestedLayout
@@ -24,6 +24,7 @@ from nova.tile.text import BITS, FLOATS, Operand, Value
 
 NARROW = ("bf16", "f16")
 INT32, INT64 = (-(1 << 31), (1 << 31) - 1), (-(1 << 63), (1 << 63) - 1)
+APPROXIMATE = "fastmath = #arith.fastmath<afn>"  # of a node whose attr is "afn"
 Bounds = tuple[int, int]
 
 
@@ -224,8 +225,11 @@ class Evaluator:
             return self._philox(node, args)
         if op in _CASTS:
             return self._cast(node, args[0])
+        if op == "arith.cmpi" and node.attr in ("eq", "ne"):
+            args = self._narrow_equality(node, args)
         if op in ("arith.cmpi", "arith.cmpf"):
             narrow = op == "arith.cmpi" and not node.attr.startswith("u") and all(map(self.fits_32, node.args))
+            narrow = narrow or {arg.element for arg in args} == {"i32"}
             args = self._same(args, "i32" if narrow and args[0].element != "i1" else None)
             return domain.apply(lambda x, y: self.program.cmp(node.attr, x, y), args)
         if op == "arith.select":
@@ -234,6 +238,24 @@ class Evaluator:
         if not op.startswith(("arith.", "math.")):
             raise CompileError(f"{op} in a kernel's body has no GPU code")
         return self._arith(node, args)
+
+    def _narrow_equality(self, node: Expr, args: list[Part]) -> list[Part]:
+        """An index against a 64-bit value that varies along fewer dimensions (a row's label): compared in 32 bits.
+
+        The value is made -1, which no such index is, where it does not fit; that costs once a row, not once an element.
+        """
+        for a, b in ((0, 1), (1, 0)):
+            low, high = self.bounds(node.args[a])
+            wide = args[b]
+            if wide.element == "i64" and low >= 0 and high <= INT32[1] and set(wide.dims) < set(args[a].dims):
+                index, value = self.domain.convert(args[a], "i32"), self.domain.apply(self._fit_32, (wide,))
+                return [index, value] if a == 0 else [value, index]
+        return args
+
+    def _fit_32(self, x: Value) -> Value:
+        program = self.program
+        fits = program.cmp("ule", x, program.constant(INT32[1], "i64"))
+        return program.select(fits, program.convert(x, "i32"), program.constant(-1, "i32"))
 
     def _arith(self, node: Expr, args: list[Part]) -> Part:
         result = self.element(node)
@@ -248,7 +270,8 @@ class Evaluator:
             if shape is not None:
                 operands = tuple(v if v.is_tile else self.program.splat(v, shape, v.element) for v in operands)
             layout = next((v.layout for v in operands if v.layout is not None), None)
-            return self.program.op(node.op, operands, computed, shape, "", layout)
+            attrs = APPROXIMATE if node.attr == "afn" else ""
+            return self.program.op(node.op, operands, computed, shape, attrs, layout)
 
         return self.domain.convert(self.domain.apply(make, args), result)
 
@@ -454,3 +477,21 @@ def strides_of(shape: Sequence[int]) -> list[int]:
         strides.append(step)
         step *= size
     return strides[::-1]
+
+
+LOG2_E = 1.4426950408889634
+
+
+def approximate_exponentials(root: Expr) -> Expr:
+    """exp(a - b) in float32 as one approximate exp2: for sums of exponentials whose largest is 1.
+
+    The relative error of a term is about |a - b| 2^-24, and its weight in the sum falls faster.
+    """
+
+    def change(node: Expr) -> Expr | None:
+        if node.op != "math.exp" or node.type != "f32" or node.args[0].op != "arith.subf":
+            return None
+        scaled = expr("arith.mulf", (node.args[0], const(LOG2_E, "f32")), "f32")
+        return expr("math.exp2", (scaled,), "f32", "afn")
+
+    return rewrite(root, change)

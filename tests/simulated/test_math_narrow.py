@@ -8,6 +8,7 @@ import torch
 from simulated.elementwise import THREADS, expanded
 
 from nova.gpu.simulate import run
+from nova.gpu.to_ptx import to_ptx
 from nova.tile.interpret_arith import bf16_values
 
 LANES = 4
@@ -62,6 +63,15 @@ def test_what_is_stored_in_float32_is_not_touched() -> None:
     wide, narrow = expanded(kernel(GELU, "f32")), expanded(kernel(GELU + NARROW, "bf16"))
     assert wide.count("nvvm.rcp") == 0  # the accurate erf has no reciprocal
     assert narrow.count("nvvm.rcp") == LANES
+
+
+@pytest.mark.parametrize("half", ["bf16", "f16"])
+def test_roundings_are_packed(half: str) -> None:
+    text = kernel(f"    %r = arith.truncf %x : vector<4xf32> to vector<4x{half}>", "bf16").replace(
+        "4xbf16", f"4x{half}"
+    )
+    text = text.replace("4 x bf16", f"4 x {half}")
+    assert to_ptx(text, "sm_80").count(f"cvt.rn.{half}x2.f32") == LANES // 2
 
 
 def test_a_function_near_zero_keeps_its_relative_accuracy() -> None:
