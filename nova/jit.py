@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import platform
 import sys
 import threading
@@ -268,6 +269,8 @@ class Step:
                 raise
         capture.rollback = _nothing
         result, capture.result, capture.inputs = fresh_copies(capture.result), None, []
+        if any(spec.type.device != "cpu" for spec in capture.signature.inputs):
+            gc.collect()  # what the recorded run left in cycles holds memory of the device until a collection
         if variant is None:
             progress.summary(f"recorded in {progress.elapsed:.2f} s, not compiled yet: {capture.once[0]}")
             return result

@@ -229,7 +229,7 @@ func.func @step(%x: tensor<33x16xf32>, %w: tensor<150x16xf32>, %b: tensor<150xf3
 
 @pytest.mark.parametrize("infinite", [False, True])
 def test_loss_head_split_into_partials(monkeypatch, infinite):
-    monkeypatch.setattr(loss_head, "_refusal", lambda op, root, target: None)
+    monkeypatch.setattr(loss_head, "_refusal", lambda op, root, target, tf32: None)
     monkeypatch.setattr(loss_head, "_tile", lambda root, op, target, tf32: 64)
     bias = rand(150)
     if infinite:  # a whole tile that is masked out
