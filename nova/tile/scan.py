@@ -59,6 +59,7 @@ class _Scan:
 
     def emit(self, op: Op, target: GpuTarget) -> None:
         if not self.steps or not self.blocks:
+            op.launch("scan", 0, WARPS * 32)
             return
         wanted = -(-BLOCKS_PER_SM * target.sms // self.blocks)
         if self.steps >= 2 * FEW_STEPS and 2 * self.blocks < target.sms * BLOCKS_PER_SM:
