@@ -71,6 +71,7 @@ class TileShape:
     row_batch: int = 1
     column_batch: int = 1
     long: bool = False  # a row doesn't fit the registers: a loop over its columns in each pass
+    ahead: bool = False  # operands are loaded one tile ahead
     row_run: int = 1  # rows of a thread that are neighbours
     parts: int = 1  # blocks along what is summed over the blocks, each with a partial sum
     reasons: tuple[str, ...] = ()
@@ -148,6 +149,7 @@ def _gpu(p: LoopProblem, target: GpuTarget) -> LoopSchedule:
 # --- tiles of a GPU's nests -------------------------------------------------------------------------------------------
 
 BLOCK_THREADS = 256
+AHEAD_REGISTERS = 64  # that operands of the next tile may take beside the present one's
 TOTAL_THREADS = 128  # of blocks that also carry sums: registers for them leave room for few, and small ones waste less
 LONG_THREADS = 512  # of blocks that walk long rows
 REGISTERS = 112  # of a thread for tile values, beside addresses and temporaries
@@ -219,7 +221,7 @@ def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     """Threads of a row: one warp as long as its registers hold it, several above, a loop where nothing does."""
     most = max(p.vector, REGISTERS // max(p.tiles, 1))  # elements of a row in one thread
     most = min(most, 40)
-    parts = 1
+    parts, ahead = 1, False
     if groups <= 32:
         across = power_above(groups)
         threads = min(BLOCK_THREADS, max(32, power_above(p.rows * across)))
@@ -240,9 +242,11 @@ def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
         shape = TileShape(threads // across, across, 1, batch, reasons=(reason,))
     if p.total:
         tiles = -(-p.rows // shape.rows)
-        parts = min(tiles, target.sms * max(1, _resident(p, shape, target)))
+        loaded = int(p.row_bytes / 4 * shape.row_batch * shape.column_batch * p.vector)
+        ahead = loaded <= AHEAD_REGISTERS
+        parts = min(tiles, target.sms * _resident(p, shape, target, loaded if ahead else 0))
     return TileShape(
-        shape.row_threads, shape.column_threads, shape.row_batch, shape.column_batch, parts=parts,
+        shape.row_threads, shape.column_threads, shape.row_batch, shape.column_batch, ahead=ahead, parts=parts,
         reasons=shape.reasons,
     )  # fmt: skip
 
@@ -255,9 +259,9 @@ def _long_rows(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     return TileShape(1, threads, 1, batch, True, parts=parts, reasons=(reason,))
 
 
-def _resident(p: TileProblem, shape: TileShape, target: GpuTarget) -> int:
-    """Blocks an SM holds, from the registers that the tile takes."""
-    held = p.tiles * shape.row_batch * shape.column_batch * p.vector + 40
+def _resident(p: TileProblem, shape: TileShape, target: GpuTarget, more: int = 0) -> int:
+    """Blocks an SM holds, from the registers that the tile takes, and `more`."""
+    held = p.tiles * shape.row_batch * shape.column_batch * p.vector + more + 56
     registers = min(255, max(32, -(-held // 8) * 8))
     return max(1, min(target.registers_sm // (registers * shape.threads), target.threads_sm // shape.threads))
 
