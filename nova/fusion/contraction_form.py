@@ -298,7 +298,7 @@ def operation_count(c: Contraction) -> int:
     return sum(len(g.block.operations) - 1 for g in seen.values())
 
 
-def _bytes(element: ir.Type) -> int:
+def bytes_of(element: ir.Type) -> int:
     return ELEMENT_BYTES.get(str(element).replace("ui", "i"), 4)
 
 
@@ -317,8 +317,8 @@ def problem_of(c: Contraction) -> ContractionProblem:
     reads = [a for a in c.plane_reads() if a.touches(c.dims.m) and a.touches(c.dims.n)]
     return ContractionProblem(
         c.m, c.n, c.k, c.batch, operand(c.lhs, c.dims.m), operand(c.rhs, c.dims.n), str(c.accumulator),
-        output_bytes=sum(_bytes(access.element) for _, access in c.outputs),
-        epilogue_bytes=sum(_bytes(access.element) for access in reads),
+        output_bytes=sum(bytes_of(access.element) for _, access in c.outputs),
+        epilogue_bytes=sum(bytes_of(access.element) for access in reads),
         epilogue_operations=operation_count(c),
         compute="tf32" if c.tf32 and str(c.lhs.element) == str(c.rhs.element) == "f32" else "",
         n_tile_limit=c.tile,

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nova.fusion.access import Access, contiguous_run
-from nova.fusion.contraction_form import Contraction, problem_of
+from nova.fusion.contraction_form import Contraction, bytes_of, problem_of
 from nova.schedule.contraction import ContractionProblem
+from nova.schedule.model import OPERATION_COST
 
 SHORT = 16  # a shorter innermost dimension is no good tile if a longer one is there
 
@@ -99,5 +100,12 @@ def tiled_problem(c: Contraction) -> ContractionProblem:
     rhs = replace(problem.rhs, across_stride=tiling.rhs_strides[1], k_stride=tiling.rhs_strides[0])
     return replace(
         problem, m=tiling.m.extent, n=tiling.n.extent, batch=tiling.outer_extent, lhs=lhs, rhs=rhs,
-        k_run=tiling.k.extent if tiling.k.outer else 0,
+        k_run=tiling.k.extent if tiling.k.outer else 0, epilogue_operations=round(_epilogue_cost(c)),
+        output_bytes=sum(bytes_of(access.element) for _, access in c.outputs if not access.coefficients[c.tile_dim]),
     )  # fmt: skip
+
+
+def _epilogue_cost(c: Contraction) -> float:
+    """Weighted operations of all epilogue regions for one place of the result."""
+    generics = {id(generic): generic for generic, _ in c.generics.values() if generic is not c.core}
+    return sum(OPERATION_COST.get(view.operation.name, 1.0) for g in generics.values() for view in g.block.operations)

@@ -23,7 +23,12 @@ ADDRESSING = 40  # registers a thread needs beside accumulators and fragments
 MMA_SYNC_ON_HOPPER = 0.644  # of wgmma's rate: 637 of 989 TFLOP/s measured in bf16, 319 of 495 in TF32
 SUSTAINED = 0.9  # of the tensor rate, in a full pipeline
 FILL_CLOCKS = 1500  # prologue of a block: first loads from main memory
-EPILOGUE_BYTES_CLOCK = 24  # a block's share of stores and side loads
+STEP_CLOCKS = 200  # a k tile's wait and barrier, which its successor's work does not cover
+ROUNDING = 1.18  # TF32 operands are rounded in registers, between tensor-core instructions
+L2_SHARED = 1.8  # of the L2's bandwidth: neighbours load the same panels (41 bytes a clock and SM on an H200)
+EPILOGUE_BYTES_CLOCK = 40  # a block's share of stores and side loads
+EPILOGUE_OPERATIONS_CLOCK = 100  # of 128 lanes
+HIDDEN = 0.6  # of a block's prologue and epilogue, where another block's main loop runs beside it
 SHAPES = {"f64": (8, 8, 4), "f32": (1, 1, 1), "tf32": (16, 8, 8), "bf16": (16, 8, 16), "f16": (16, 8, 16)}
 SIMT_STEP_BYTES = 16  # of k, for which a thread holds its rows and columns in registers
 TIE = 1.02  # predictions nearer than this are equal
@@ -91,10 +96,10 @@ def schedule(p: ContractionProblem, target: GpuTarget) -> ContractionSchedule:
     )
 
 
-def _rank(item: tuple[Cost, Candidate]) -> tuple[int, int, int, int, int]:
-    """Among equals: the larger tile (fewer bytes fetched), eight warps, a deeper pipeline, the taller tile."""
+def _rank(item: tuple[Cost, Candidate]) -> tuple[int, ...]:
+    """Among equals: the larger tile and the squarer one (fewer bytes fetched), eight warps, a deeper pipeline, taller."""
     _, c = item
-    return c.bm * c.bn, -abs(c.units - 8), min(c.stages, 3), c.bk, c.bm
+    return c.bm * c.bn, -abs(c.units - 8), min(c.stages, 3), c.bk, -(c.bm + c.bn), c.bm
 
 
 def _compute_type(p: ContractionProblem) -> str:
@@ -135,6 +140,8 @@ def _candidates(p: ContractionProblem, target: GpuTarget, dtype: str) -> Iterato
                             stages = _stages(c, dtype, target)
                             if stages >= 2 and _registers(c, dtype) <= target.registers_thread:
                                 yield replace(c, stages=stages)
+                                if kind == "mma_sync" and stages > 3:
+                                    yield replace(c, stages=3)  # two blocks may fit then
 
 
 @functools.cache
@@ -167,7 +174,8 @@ def _chunks(p: ContractionProblem, bm: int, bn: int, target: GpuTarget) -> tuple
     blocks = p.batch * -(-p.m // bm) * -(-p.n // bn)
     if blocks >= target.sms * 0.8 or p.k < 1024 or p.n_tile_limit or p.k_run:
         return (1,)
-    return tuple(s for s in (1, 2, 4, 8, 16) if p.k // s >= 512)
+    whole = {waves * target.sms // blocks for waves in (1, 2, 3)}  # as many as fill the machine once, twice, ..
+    return tuple(s for s in sorted({1, 2, 4, 8, 16} | whole) if 1 <= s <= 16 and (s == 1 or p.k // s >= 512))
 
 
 def _shared(c: Candidate, dtype: str) -> int:
@@ -219,7 +227,7 @@ class Cost:
 
 def _rate(target: GpuTarget, dtype: str, kind: str) -> float:
     """FLOP a clock and SM."""
-    peak = target.peak[dtype]
+    peak = target.peak[dtype] / (ROUNDING if dtype == "tf32" and kind == "mma_sync" else 1.0)
     if kind == "mma_sync" and target.has_wgmma:
         peak *= MMA_SYNC_ON_HOPPER
     return peak * SUSTAINED / target.sms / target.clock
@@ -251,13 +259,16 @@ def _price(p: ContractionProblem, target: GpuTarget, dtype: str, c: Candidate) -
     resident = _resident(c, dtype, target)
     slots = target.sms * resident
     fetched = (c.bm / c.cluster[1] + c.bn / c.cluster[0]) * k_padded * size
-    l2 = fetched / (target.l2_bandwidth / target.clock / target.sms)
+    l2 = fetched / (target.l2_bandwidth * L2_SHARED / target.clock / target.sms)
     waves = blocks / slots
     rounds = math.ceil(waves) if waves > 1 else 1
     per_sm = min(resident, max(1, math.ceil(blocks / target.sms)))  # blocks that share an SM share its pipes
-    epilogue = c.bm * c.bn * (p.output_bytes + p.epilogue_bytes) / EPILOGUE_BYTES_CLOCK
-    hidden = 0.7 if per_sm > 1 or c.kind == "wgmma" else 0.0  # another block's main loop covers it
-    block = max(tensor, shared, l2) * per_sm + (epilogue + FILL_CLOCKS) * (1 - hidden)
+    ends = FILL_CLOCKS + c.bm * c.bn * (
+        (p.output_bytes + p.epilogue_bytes) / EPILOGUE_BYTES_CLOCK + p.epilogue_operations / EPILOGUE_OPERATIONS_CLOCK
+    )
+    hidden = HIDDEN if per_sm > 1 or c.kind == "wgmma" else 0.0
+    steps = STEP_CLOCKS * k_padded / c.bk if c.kind == "mma_sync" else 0.0
+    block = (max(tensor, shared, l2) + steps + ends * (1 - hidden)) * per_sm
     traffic = _traffic(p, target, c, size, slots)
     memory = traffic / target.bandwidth
     compute = rounds * block / target.clock
@@ -295,8 +306,9 @@ def _balance(
     """Below the balance point: the same tile over more warps, for more loads in flight."""
     intensity = p.flops / max(cost.traffic, 1.0)
     balance = target.balance(dtype)
-    if intensity >= balance:
-        reasons.append(f"{intensity:.0f} FLOP/byte, above the balance point of {balance:.0f}")
+    if intensity >= balance or cost.bound != "main memory":
+        side = "above" if intensity >= balance else "not held back by main memory at"
+        reasons.append(f"{intensity:.0f} FLOP/byte, {side} the balance point of {balance:.0f}")
         return c, cost
     if c.kind != "wgmma":
         more = [
