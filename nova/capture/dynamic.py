@@ -15,10 +15,11 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
 from nova.capture.signature import TensorType
-from nova.capture.views import aten
+from nova.capture.views import aten, is_whole
 from nova.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -73,13 +74,97 @@ def mark(recorder: Recorder, node: fx.Node) -> None:
         if any(each):
             node.meta["dynamic"] = each
             recorder.has_dynamic = True
+        _not_one(recorder, node)
         return
     else:
         return
     if found:
         node.meta["dynamic"] = found
         recorder.has_dynamic = True
-        recorder.dynamic[type_.shape] = node
+        recorder.dynamic.setdefault(type_.shape, []).append(node)
+    tell_apart(recorder, node, type_.shape)
+
+
+# ---- runs whose sizes cannot be told apart -----------------------------------------------------------------------
+
+
+def tell_apart(recorder: Recorder, node: fx.Node, out: tuple[int, ...]) -> None:
+    """Forbids the replay of a run whose data-dependent sizes happen to look like others.
+
+    A size of one broadcasts, and derivatives then have sums that other runs need not (or lack some that they need); a
+    size that is also a constant of what it is combined with leaves open which of the two a number meant.
+    """
+    if node.target is not operator.getitem and any(out[d] == 0 for d in dims(node)):
+        recorder.forbid_replay("a result whose size depends on the data was empty in this run")
+    if not node.meta.get("dynamic_operands") or node.target is operator.getitem:
+        return
+    if _is_pointwise(node.target):
+        _aligned(recorder, node, len(out))
+        return
+    _not_one(recorder, node)
+    sparse = "sparse" in str(node.target) or any(n.meta.get("sparse") for n in node.all_input_nodes)
+    if not sparse and not _is_followed(node, out):
+        recorder.forbid_replay(f"how the result of {node.target} depends on data-dependent sizes is not followed")
+
+
+def _is_pointwise(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+
+
+def _aligned(recorder: Recorder, node: fx.Node, rank: int) -> None:
+    """Dimensions that an elementwise operation puts side by side."""
+    tensors = [n for n in node.all_input_nodes if isinstance(n.meta["type"], TensorType)]
+    for d in range(1, rank + 1):
+        beside = [n for n in tensors if len(shape(n)) >= d]
+        varying = [n for n in beside if len(shape(n)) - d in dims(n)]
+        if not varying:
+            continue
+        sizes = {shape(n)[-d] for n in beside if n not in varying}
+        if sizes - {1} or (sizes and shape(varying[0])[-d] == 1):
+            recorder.forbid_replay("a size that depends on the data met a constant one")
+        if len({dict(zip(sorted(dims(n)), origin(n), strict=True))[len(shape(n)) - d] for n in varying}) > 1:
+            recorder.forbid_replay("sizes that depend on different data met")
+
+
+# operations whose sizes `_result` follows by a rule of their own
+_PLACED = {
+    aten.permute.default, aten.view.default, aten.unsqueeze.default, aten.select.int, aten.slice.Tensor,
+    aten.expand_as.default, aten.expand.default, aten.mv.default, aten.mm.default, aten.bmm.default,
+    aten.addmm.default, aten.baddbmm.default, aten.index_select.default, aten.gather.default, aten.embedding.default,
+    aten.cat.default, aten.stack.default,
+}  # fmt: skip
+# operations that keep the sizes of their first operand
+_KEEPING = {
+    aten._softmax.default, aten._log_softmax.default, aten._softmax_backward_data.default,
+    aten._log_softmax_backward_data.default,
+}  # fmt: skip
+# those, and whose derivatives, are the same for a size of one
+_PLAIN = {
+    *_PLACED, *_KEEPING, *_LIKE_FIRST, *DATA_DEPENDENT, aten.sum.default, aten.sum.dim_IntList, aten.mean.default,
+    aten.mean.dim, aten.native_layer_norm.default, aten.native_layer_norm_backward.default,
+}  # fmt: skip
+
+
+def _not_one(recorder: Recorder, node: fx.Node) -> None:
+    """Many derivatives treat a size of one apart."""
+    ones = any(shape(n)[d] == 1 for n in node.all_input_nodes for d in dims(n))
+    if ones and node.target not in _PLAIN:
+        recorder.forbid_replay("a size that depends on the data was one in this run")
+
+
+def _is_followed(node: fx.Node, out: tuple[int, ...]) -> bool:
+    """Whether it is known where an operation's data-dependent sizes go: by a rule, or to where an operand has them."""
+    target: Any = node.target
+    if target in _SOURCES or target in DATA_DEPENDENT or target in _REDUCTIONS or target in _LIKE_FIRST:
+        return True
+    if target in _PLACED or target in _KEEPING or not out:
+        return True
+    return _alike(node, out) is not None and len({*out}) == len(out)  # else it may have exchanged dimensions
+
+
+def _alike(node: fx.Node, out: tuple[int, ...]) -> fx.Node | None:
+    """A data-dependent operand of the result's very sizes."""
+    return next((n for n in node.all_input_nodes if dims(n) and shape(n) == out), None)
 
 
 def _result(node: fx.Node, out: tuple[int, ...]) -> Dims:
@@ -112,6 +197,8 @@ def _result(node: fx.Node, out: tuple[int, ...]) -> Dims:
         a, b = args[-2:]
         last = len(out) - 1
         return frozenset(d for d in dims(a) if d < last) | frozenset({last} if last in dims(b) else ())
+    if target is aten.mv.default:
+        return dims(first) & {0}
     if target is aten.index_select.default:
         moved = frozenset(d for d in dims(first) if d != args[1])
         return moved | (frozenset({args[1]}) if dims(args[2]) else NONE)
@@ -185,14 +272,19 @@ def _broadcast(node: fx.Node, out: tuple[int, ...]) -> Dims:
 
 def view_dims(old: tuple[int, ...], new: tuple[int, ...], dynamic: Dims) -> Dims:
     """Where data-dependent dimensions go in a reshape, group of dimensions by group with equal products."""
+    return frozenset((fits or right)[0] for right, fits in _moves(old, new, dynamic))
+
+
+def _moves(old: tuple[int, ...], new: tuple[int, ...], dynamic: Dims) -> list[tuple[list[int], list[int]]]:
+    """For each group with a data-dependent size: its new dimensions, and those that may be the one."""
     if not dynamic:
-        return NONE
+        return []
     if 0 in old:
         stand_in = 1_000_003  # no other size has this factor
         places = [i for i, d in enumerate(new) if d == 0]
         old = tuple(stand_in if d == 0 else d for d in old)
         new = tuple(stand_in if i in places[:1] else d for i, d in enumerate(new))
-    found: set[int] = set()
+    found = []
     i = j = 0
     while i < len(old) or j < len(new):
         a, b = 1, 1
@@ -207,12 +299,19 @@ def view_dims(old: tuple[int, ...], new: tuple[int, ...], dynamic: Dims) -> Dims
                 a, left, i = a * old[i], [*left, i], i + 1
             else:
                 break
-        moving = [d for d in left if d in dynamic]
-        if moving and right:
+        if right and any(d in dynamic for d in left):
             fixed = math.prod(old[d] for d in left if d not in dynamic)
-            fits = [d for d in right if math.prod(new[e] for e in right if e != d) == fixed]
-            found.add(fits[0] if fits else right[0])
-    return frozenset(found)
+            found.append((right, [d for d in right if math.prod(new[e] for e in right if e != d) == fixed]))
+    return found
+
+
+def check_reshape(recorder: Recorder, node: fx.Node, new: tuple[int, ...]) -> None:
+    """Forbids the replay of a reshape that may treat data-dependent sizes in more than one way."""
+    old, varying = shape(node), dims(node)
+    ones = old != new and any(old[d] == 1 for d in varying)
+    several = any(len(fits) != 1 and len(right) > 1 for right, fits in _moves(old, new, varying))
+    if ones or (several and recorder.forward_operand() is None):
+        recorder.forbid_replay("a reshape may treat data-dependent sizes in more than one way")
 
 
 # ---- arguments ---------------------------------------------------------------------------------------------------
@@ -224,6 +323,8 @@ def arguments(recorder: Recorder, target: Any, args: tuple[Any, ...], type_: Any
         return target, args
     first: Any = args[0] if args else None
     if target is aten.view.default and dims(first):
+        if -1 in args[1]:
+            return target, args
         places = view_dims(shape(first), type_.shape, dims(first))
         operand = recorder.forward_operand()
         if operand is not None and shape(operand) == type_.shape:
@@ -269,15 +370,88 @@ def _refuse_sizes(recorder: Recorder, target: Any, args: tuple[Any, ...]) -> Non
 
 def _size_model(recorder: Recorder, target: Any, first: Any, type_: TensorType) -> fx.Node | None:
     """The data-dependent tensor that has the size asked for. A derivative takes the size of its forward's operand."""
-    operand = recorder.forward_operand()
-    if operand is not None:
-        return operand if dims(operand) and shape(operand) == type_.shape else None
-    like = recorder.dynamic.get(type_.shape)
-    if like is None or (target is aten.expand.default and (like is first or shape(first) == type_.shape)):
+    operands = [n for n in recorder.forward_operands() if getattr(n.meta["type"], "shape", None) == type_.shape]
+    if operands:
+        if len({bool(dims(n)) for n in operands}) > 1:
+            recorder.forbid_replay("operands of constant and of data-dependent size had one size in this run")
+        return next((n for n in operands if dims(n)), None)
+    found = recorder.dynamic.get(type_.shape)
+    if not found or (target is aten.expand.default and shape(first) == type_.shape):
         return None
-    if target is aten.full.default and not recorder.lines.in_formula():
-        return None  # a constant of the user's has the size the user wrote
-    return like
+    if not recorder.lines.in_formula():
+        if recorder.size_like is not None:
+            return recorder.size_like if dims(recorder.size_like) else None
+        if target is aten.full.default or recorder.literal_sizes:
+            return None  # a constant of the user's has the size the user wrote
+    if len({origin(node) for node in found}) > 1:
+        recorder.forbid_replay("several results had the same data-dependent size in this run")
+    if any(getattr(n.meta.get("type"), "shape", None) == type_.shape and not dims(n) for n in recorder.graph.nodes):
+        recorder.forbid_replay("a result had a constant's size in this run")
+    return found[-1]
+
+
+def origin(node: fx.Node) -> tuple[Any, ...]:
+    """What each data-dependent size of a node comes from: equal for sizes that are equal in every run."""
+    if "origin" not in node.meta:
+        node.meta["origin"] = tuple(_size_origin(node, d) for d in sorted(dims(node)))
+    return node.meta["origin"]
+
+
+_ENTRIES = {aten._values.default, aten._indices.default, aten.values.default, aten.indices.default}
+
+
+def _size_origin(node: fx.Node, d: int) -> Any:
+    args: Any = node.args
+    target: Any = node.target
+    source = args[0] if target is operator.getitem else node
+    if target in (aten.nonzero.default, aten.masked_select.default):
+        return ("index", _value(args[-1]))
+    if target is aten.index.Tensor:
+        masks = [i for i in args[1] if i is not None and i.meta["type"].dtype in ("bool", "u8")]
+        if masks:
+            return ("index", *map(_value, masks))
+    if target in _ENTRIES:
+        pattern = args[0]
+        while pattern.target is aten.sparse_mask.default:
+            pattern = pattern.args[1]
+        return ("entries", pattern)
+    if source.target in _SOURCES or (source.target in DATA_DEPENDENT and not _passed_on(source, node, d)):
+        return (node, d)
+    if target is aten.slice.Tensor and d == args[1] and not is_whole(args[1:]):
+        return ("slice", origin(args[0]), *args[1:])
+    found = _passed_on(source, node, d)
+    if len(found) == 1:
+        return next(iter(found))
+    if not found:  # made from others: a sum of sizes, a product
+        return (target, repr([a for a in args if not isinstance(a, fx.Node)]), *map(origin, source.all_input_nodes))
+    return (node, d)
+
+
+def _passed_on(source: fx.Node, node: fx.Node, d: int) -> set[Any]:
+    """Origins of operands' sizes that are the result's size `d` in this run; of those in its place, if there are."""
+    size, out = shape(node)[d], shape(node)
+    found: set[Any] = set()
+    for operand in source.all_input_nodes:
+        if not dims(operand):
+            continue
+        sizes = dict(zip(sorted(dims(operand)), origin(operand), strict=True))
+        place = d - len(out) + len(shape(operand))
+        if _is_pointwise(source.target):
+            found |= {sizes[place]} if place in sizes and shape(operand)[place] == size else set()
+        else:
+            found |= {o for e, o in sizes.items() if shape(operand)[e] == size}
+    return found
+
+
+def _value(x: Any, depth: int = 6) -> Any:
+    """What a mask is made of: two of equal form are equal masks."""
+    if not isinstance(x, fx.Node):
+        return repr(x) if isinstance(x, list) else x
+    if depth == 0 or x.kwargs or not (_is_pointwise(x.target) or x.target is aten.view.default):
+        return x
+    if torch.Tag.nondeterministic_seeded in x.target.tags:  # type: ignore[union-attr]
+        return x
+    return (x.target, *(_value(a, depth - 1) for a in x.args))
 
 
 _SCALED = {aten.div.Scalar, aten.div.Tensor}

@@ -163,6 +163,44 @@ def _size(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return func(*args, **kwargs)
 
 
+@handles(Tensor.expand, Tensor.broadcast_to, torch.broadcast_to)
+def _expand(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Sizes that the user wrote are constants, also where they are those of a data-dependent result of this run."""
+    recorder = mode.recorder
+    before, recorder.literal_sizes = recorder.literal_sizes, recorder.has_dynamic and recorder.lines.user_calls(2)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        recorder.literal_sizes = before
+
+
+@handles(Tensor.expand_as)
+def _expand_as(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    recorder = mode.recorder
+    before = recorder.size_like
+    if recorder.has_dynamic and not kwargs:
+        recorder.size_like = recorder.values.node(args[1])
+    try:
+        return func(*args, **kwargs)
+    finally:
+        recorder.size_like = before
+
+
+@handles(Tensor.view, Tensor.reshape, torch.reshape)
+def _reshape(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Which size of a reshape is inferred is the user's to say: `x.view(2, -1)` has two rows, however many x has."""
+    recorder = mode.recorder
+    sizes = kwargs.get("shape", args[1] if len(args) == 2 else args[1:])
+    before = recorder.literal_shape
+    if recorder.has_dynamic and recorder.lines.user_calls(2) and isinstance(sizes, (tuple, list, int)):
+        written = [sizes] if isinstance(sizes, int) else list(sizes)
+        recorder.literal_shape = written if all(type(d) is int for d in written) else None
+    try:
+        return func(*args, **kwargs)
+    finally:
+        recorder.literal_shape = before
+
+
 @handles(Tensor.__deepcopy__)
 def _deepcopy(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """copy.deepcopy copies memory behind the dispatcher's back."""

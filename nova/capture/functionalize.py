@@ -29,6 +29,7 @@ from nova.capture.views import (
     Geometry,
     ViewOp,
     aten,
+    canonical_steps,
     geometry,
     is_contiguous,
     memory_order,
@@ -180,15 +181,8 @@ class Values:
         storage, g = self.storage(x), geometry(out)
         parent = geometry(x)
         if g in storage.views:
-            known, base = storage.views[g], storage.views[storage.base].node
-            if (
-                out.numel() == 0
-                and base is not None
-                and base.meta.get("dynamic")
-                and (known.parent, known.op) != (parent, op)
-            ):
-                # Different windows look alike while they are empty.
-                self.ambiguous("a result whose size depends on the data was empty in this run")
+            if self._varies(storage) and self._steps(storage, parent, op) != self._steps(storage, g):
+                self.ambiguous("windows on a result whose size depends on the data coincided in this run")
             return
         if parent not in storage.views:
             self._alias(storage, x, parent)
@@ -198,6 +192,27 @@ class Values:
             self._alias(storage, out, g)
             return
         storage.views[g] = View(self.type_of(out), parent, op, None, -1)
+
+    def _varies(self, storage: Storage) -> bool:
+        """Whether another run may find another size in this storage."""
+        node = storage.views[storage.base].node
+        return node is not None and bool(node.meta.get("dynamic"))
+
+    def _steps(self, storage: Storage, g: Geometry, last: ViewOp | None = None) -> list[tuple[Any, ...]] | None:
+        """How a window is made from its storage's base, in a form that is equal only for windows always equal."""
+        ops = [] if last is None else [(g[1], last)]
+        while g in storage.views and storage.views[g].parent is not None:
+            view = storage.views[g]
+            assert view.parent is not None and view.op is not None
+            ops.append((view.parent[1], view.op))
+            g = view.parent
+        return canonical_steps(ops[::-1]) if g == storage.base else None
+
+    def present(self, t: Tensor) -> fx.Node | None:
+        """The node that `t` has already, without reading it from anywhere."""
+        storage = self.storage(t)
+        view = storage.views[geometry(t)]
+        return view.node if view.version == storage.version else None
 
     def replace(self, t: Tensor, node: fx.Node) -> None:
         """Reads `t` from another node that has the same value."""
@@ -265,6 +280,8 @@ class Values:
     def _alias(self, storage: Storage, t: Tensor, g: Geometry) -> View:
         """A window that no recorded view operation made: found again by its place in the storage."""
         offset, sizes, strides, dtype, bits = g
+        if self._varies(storage):
+            self.ambiguous("a window on a result whose size depends on the data is known by its place only")
         if storage.input is not None:
             self._widen(storage, g)
             if all(member is not t for member in storage.input.members):

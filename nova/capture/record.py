@@ -107,6 +107,7 @@ class Recorder(TorchDispatchMode):
         self.has_dynamic = False  # some size depends on data
         self.dynamic: dict[tuple[int, ...], list[fx.Node]] = {}  # nodes of each data-dependent shape
         self.literal_sizes = False  # the user wrote the sizes that the running call asks for
+        self.size_like: fx.Node | None = None  # what the user's expand_as names
         self.literal_shape: list[int] | None = None  # of the running reshape, as the user wrote it
         self._operands: dict[int, Sequence[fx.Node]] = {}  # autograd sequence number -> operands of its forward
         self.recomputing: int | None = None  # the checkpointed region that runs again

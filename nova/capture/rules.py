@@ -123,7 +123,7 @@ def view(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         rec.values.define(out, rec.full(out, value))
         return out
     if x.layout is not torch.strided:
-        return pure(rec, func, args, kwargs)
+        return _part_of_sparse(rec, func, args, kwargs)
     rec.note_leaf(x)
     rec.values.storage(x)
     if torch.Tag.inplace_view in func.tags:
@@ -139,27 +139,78 @@ def view(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
                 op = _dynamic_view(rec, func, x, out, rest, op)
             rec.values.alias(out, x, op)
             if rec.has_dynamic:
+                if op is not None and op.target is aten.expand.default:
+                    _expanded(rec, x, out)
                 rec.values.node(out)  # now, while it is known which derivative asks for this size
         return out
     ops: Any = several_views(func, x, out, rest) or [None] * len(out)
     for piece, op in zip(out, ops, strict=True):
         rec.values.alias(piece, x, op)
+        if rec.has_dynamic:
+            if op is None or op.args[0] in dynamic.dims(rec.values.node(x)):
+                rec.forbid_replay("a result was split along a size that depends on the data")
+            rec.remember_operands([rec.values.node(x)])
+            rec.values.node(piece)
     return out
 
 
+def _part_of_sparse(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Indices and values of a sparse tensor that was made of them are those very tensors."""
+    if func in (aten._indices.default, aten._values.default):
+        out = func(*args)
+        if rec.values.get(out) is not None:
+            return out
+    return pure(rec, func, args, kwargs)
+
+
 def _dynamic_view(rec: Recorder, func: Any, x: Tensor, out: Tensor, args: tuple[Any, ...], op: Any) -> Any:
-    """A view beside data-dependent sizes: bounds as the user wrote them, and expansions that happen to be none."""
+    """A view beside data-dependent sizes: bounds and shapes as the user wrote them."""
     node = rec.values.node(x)
+    rec.remember_operands([node])
     name = func._schema.name
-    if name == "aten::expand" and tuple(out.shape) == tuple(x.shape) and rec.lines.in_formula():
-        wide = rec.emit(aten.expand.default, (node, list(out.shape)), rec.values.type_of(out))
-        if wide.target is not aten.expand.default:
-            rec.values.replace(out, wide)
     if name == "aten::slice" and args and args[0] % x.dim() in dynamic.dims(node):
-        return ViewOp(func, (args[0] % x.dim(), *args[1:]))
+        return ViewOp(func, (args[0] % x.dim(), *args[1:], *(0, None, None, 1)[len(args) :]))
+    if name.startswith("aten::squeeze") and any(x.shape[d] == 1 for d in dynamic.dims(node)):
+        rec.forbid_replay("a size that depends on the data was one in this run, and squeezed out")
+    if op is not None and op.target is aten.view.default and dynamic.dims(node):
+        written = rec.literal_shape and _written(rec.literal_shape, x, dynamic.dims(node))
+        if written and -1 in written:
+            return ViewOp(op.target, (written,))
+        dynamic.check_reshape(rec, node, tuple(out.shape))
+        return ViewOp(op.target, (written,)) if written else op
     if name == "aten::select" and args[0] % x.dim() in dynamic.dims(node):
         return ViewOp(func, (args[0] % x.dim(), args[1]))
     return op
+
+
+def _written(sizes: list[int], x: Tensor, varying: frozenset[int]) -> list[int]:
+    """The sizes of a reshape as the user wrote them; x's own, if they are that in every run."""
+    if len(sizes) == x.dim() and all(
+        d == -1 or (d == s and i not in varying) for i, (d, s) in enumerate(zip(sizes, x.shape, strict=True))
+    ):
+        return list(x.shape)
+    return sizes
+
+
+def _expanded(rec: Recorder, x: Tensor, out: Tensor) -> None:
+    """An expansion to the size of one result is not one to that of another, though they have one size in this run.
+
+    Nor is it nothing where it happens to be none.
+    """
+    node, same = rec.values.node(x), out.shape == x.shape
+    if same and not rec.lines.in_formula():
+        if tuple(out.shape) in rec.dynamic and (rec.literal_sizes or not dynamic.dims(node)):
+            rec.forbid_replay("an expansion was none in this run")
+        return
+    before = rec.values.present(out)
+    wide = rec.emit(aten.expand.default, (node, list(out.shape)), rec.values.type_of(out))
+    if same and wide.target is aten.expand.default:
+        if dynamic.dims(node):
+            rec.forbid_replay("an expansion was none in this run")
+        return
+    if before is not None and not same and dynamic.origin(before) != dynamic.origin(wide):
+        rec.forbid_replay("expansions of one tensor to different sizes coincided in this run")
+    rec.values.replace(out, wide)
 
 
 def inplace_view(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -422,9 +473,21 @@ def copy_(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     elif source.dtype != target.dtype:
         node = rec.cast(node, target.dtype, TensorType(tuple(source.shape), type_.dtype, type_.device))
     if source.shape != target.shape:
-        node = rec.emit(aten.expand.default, (node, list(target.shape)), type_)
+        node = _widened(rec, node, target, type_)
     rec.values.write(target, node)
     return out
+
+
+def _widened(rec: Recorder, node: fx.Node, target: Tensor, type_: TensorType) -> fx.Node:
+    """What is copied into all of `target`, in the target's sizes: its own, if they depend on data."""
+    like = rec.values.node(target) if rec.has_dynamic else None
+    if like is not None and dynamic.dims(like):
+        return rec.emit(aten.expand_as.default, (node, like), type_)
+    before, rec.literal_sizes = rec.literal_sizes, True
+    try:
+        return rec.emit(aten.expand.default, (node, list(target.shape)), type_)
+    finally:
+        rec.literal_sizes = before
 
 
 @rule(aten.fill_, aten.zero_)
@@ -440,13 +503,17 @@ def fill_(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         )
         return out
     if node is None:
-        rec.values.write(target, rec.full(target, value))
+        before = rec.values.node(target) if rec.has_dynamic else None
+        if before is not None and dynamic.dims(before):
+            rec.values.write(target, rec.emit(aten.full_like.default, (before, value), rec.values.type_of(target)))
+        else:
+            rec.values.write(target, rec.full(target, value))
         return out
     type_ = rec.values.type_of(target)
     if value.dtype != target.dtype:
         node = rec.cast(node, target.dtype, TensorType(tuple(value.shape), type_.dtype, type_.device))
     if value.shape != target.shape:
-        node = rec.emit(aten.expand.default, (node, list(target.shape)), type_)
+        node = _widened(rec, node, target, type_)
     rec.values.write(target, node)
     return out
 
@@ -462,12 +529,13 @@ def constant(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     out = func(*args, **kwargs)
     if out.layout is not torch.strided:
         raise UnsupportedError(f"{func} of layout {out.layout}", rec.line)
-    rec.values.define(out, _filled(rec, args, out, _FILL[func._schema.name.removeprefix("aten::")]))
+    rec.values.define(out, _filled(rec, func, args, out, _FILL[func._schema.name.removeprefix("aten::")]))
     return out
 
 
-def _filled(rec: Recorder, args: tuple[Any, ...], out: Tensor, value: Any) -> fx.Node:
-    like = rec.values.node(args[0]) if rec.has_dynamic and args and isinstance(args[0], Tensor) else None
+def _filled(rec: Recorder, func: Any, args: tuple[Any, ...], out: Tensor, value: Any) -> fx.Node:
+    """A constant; `new_zeros(x, size)` has the size it was given, however x's looks in this run."""
+    like = rec.values.node(args[0]) if rec.has_dynamic and func._schema.name.endswith("_like") else None
     if like is not None and dynamic.dims(like) and tuple(out.shape) == dynamic.shape(like):
         return rec.emit(aten.full_like.default, (like, value), rec.values.type_of(out), {"dtype": out.dtype})
     return rec.full(out, value)
@@ -477,7 +545,7 @@ def _filled(rec: Recorder, args: tuple[Any, ...], out: Tensor, value: Any) -> fx
 def full(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     out = func(*args, **kwargs)
     value = kwargs.get("fill_value", args[-1] if len(args) > (0 if func is aten.scalar_tensor.default else 1) else None)
-    rec.values.define(out, _filled(rec, args, out, value))
+    rec.values.define(out, _filled(rec, func, args, out, value))
     return out
 
 

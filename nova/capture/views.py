@@ -90,6 +90,48 @@ def _pairs(x: Tensor, dims: tuple[int, int]) -> ViewOp:
     return ViewOp(aten.permute.default, (order,))
 
 
+_END = 1 << 62  # of a slice: beyond any size
+
+
+def is_whole(args: tuple[Any, ...]) -> bool:
+    """Whether a slice (dim, start, end, step) leaves nothing out, whatever the size."""
+    bounds: list[Any] = [*args, *(0, None, None, 1)[len(args) :]]
+    start, end, step = bounds[1:]
+    return start in (0, None) and (end is None or end >= _END) and step == 1
+
+
+def canonical_steps(ops: list[tuple[tuple[int, ...], ViewOp]]) -> list[tuple[Any, ...]]:
+    """View operations, each with the sizes it is applied to, without those that change nothing whatever the sizes.
+
+    Whole slices go, permutations in a row become one, and of reshapes in a row only the last counts.
+    """
+    steps: list[tuple[Any, ...]] = []
+    for sizes, op in ops:
+        args: Any = op.args
+        if op.target is aten.slice.Tensor:
+            if not is_whole(args):
+                steps.append((op.target, *args, *(0, None, None, 1)[len(args) :]))
+        elif op.target is aten.permute.default:
+            order = list(args[0])
+            if steps and steps[-1][0] is op.target:
+                before = steps.pop()[1]
+                order = [before[d] for d in order]
+            if order != sorted(order):
+                steps.append((op.target, order))
+        elif op.target is aten.expand.default and list(args[0]) == list(sizes):
+            continue
+        elif op.target in (aten.view.default, aten.unsqueeze.default):
+            start = sizes
+            shape = list(args[0]) if op.target is aten.view.default else [*sizes[: args[0]], 1, *sizes[args[0] :]]
+            if steps and steps[-1][0] is aten.view.default:
+                start = steps.pop()[2]
+            if list(start) != shape:
+                steps.append((aten.view.default, shape, start))
+        else:
+            steps.append((op.target, *args))
+    return steps
+
+
 def single_view(func: Any, x: Tensor, out: Tensor, args: tuple[Any, ...]) -> ViewOp | None:
     """The canonical form of a view operation with one result; None for one without a canonical form."""
     name = func._schema.name
@@ -169,7 +211,8 @@ def write_back(emit: Emit, parent: fx.Node, parent_type: TensorType, child: fx.N
         return emit(aten.permute.default, (child, inverse), parent_type)
     if target is aten.slice.Tensor:
         dim, start, end, step = args
-        if (start, end, step) == (0, sizes[dim], 1):
+        varies = parent.meta.get("dynamic")  # then an end is whole in this run at most, unless it is beyond any
+        if (start or 0, step) == (0, 1) and (end is None or end >= (_END if varies else sizes[dim])):
             return child
         return emit(aten.slice_scatter.default, (parent, child, dim, start, end, step), parent_type)
     if target is aten.select.int:
