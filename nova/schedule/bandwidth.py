@@ -290,7 +290,7 @@ def _merge(p: TileProblem, groups: int) -> TileShape:
     """Few columns a block, so that there are blocks enough; all its shares under way at once."""
     across = min(8, power_above(groups))
     down = min(BLOCK_THREADS // across, power_above(p.rows))
-    return TileShape(down, across, min(8, -(-p.rows // down)), 1, reasons=(f"{p.rows} partial sums, {down} at a time",))
+    return TileShape(down, across, min(12, -(-p.rows // down)), 1, reasons=(f"{p.rows} partial sums, {down} at a time",))
 
 
 def _row_lanes(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
