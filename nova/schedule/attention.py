@@ -21,7 +21,6 @@ PACK_SHARE = 64  # queries that share a packed key block, so that packing stays 
 SERIAL_SECONDS = 20e-6  # work below this is not worth waking threads that may have gone to sleep
 EXP_OPERATIONS = 14  # vector operations of one base-2 exponential and its neighbours
 CPU_EFFICIENCY = 0.85  # of the FMA peak, in the register tile
-TENSOR_EFFICIENCY = 0.7  # of the tensor-core peak, in the inner loop
 EXP_PER_CLOCK = 16  # special-function results a clock, one SM
 
 
@@ -186,12 +185,16 @@ def _cpu(problem: AttentionProblem, target: CpuTarget) -> AttentionSchedule:
 # --- GPU -------------------------------------------------------------------------------------------------------------
 
 CHUNK = 16  # rows and columns that tensor cores take at once; head dims are padded to whole chunks
-STEP_CLOCKS = 250  # of a block's step that nothing of its own hides: barrier, arrival of copies, reductions of rows
-THREAD_OVERHEAD = 60  # registers for addresses, masks and what the compiler keeps in flight
+STEP_CLOCKS = 60  # of a block's step: its barrier, and reductions of rows
+COPY_SHARE = 0.5  # of a copy's time that other units' work does not hide
+# A step takes this share of the sum of what it takes of each unit. Blocks of one SM are at different places of their
+# steps and so overlap; warps of a block meet at barriers. Set from measurements with 1 to 4 blocks, for 14 tiles.
+OVERLAP_FLOOR, OVERLAP_ALONE, ENOUGH_WARPS = 0.5, 0.27, 8
+THREAD_OVERHEAD = {"forward": 40, "query": 20, "key": 20}  # registers for addresses, masks and statistics
 SPLIT_OVERHEAD = 24  # and for the halves of operands
 SPILL_PENALTY = 4.0
 MMA_SYNC_SHARE = 0.64  # of the tensor peak, on boards whose peak takes warpgroup instructions
-CONVERSIONS_PER_CLOCK = 64  # of float32 to TF32, one SM
+ROUNDINGS_PER_CLOCK = 32  # of float32 to TF32, one SM: two operations at half rate
 VECTOR_OPERATIONS = 8  # a score, beside its exponential
 LANES_PER_CLOCK = 128  # one SM
 Program = Literal["forward", "query", "key"]
@@ -227,6 +230,7 @@ class _Plan:
     registers: int
     shared: int
     resident: int
+    limit: int  # blocks an SM that registers are limited for
     seconds: float
     reasons: tuple[str, ...]
 
@@ -253,11 +257,14 @@ def _registers(problem: AttentionProblem, tile: _Tile) -> int:
     if tile.hold:
         own = (dim if tile.program == "forward" else dim + value_dim) * words
     per_row = accumulators + scores + own + CHUNK * words
-    flight = CHUNK * min(operand_width(problem.dtype), max(dim, value_dim)) * words / 32
-    # chunks of a block of columns are unrolled, and the compiler starts the next one's loads early
+    width = operand_width(problem.dtype) * (2 if tile.program == "key" else 1)  # of dK's and of dV's right operand
+    flight = CHUNK * min(width, max(dim, value_dim)) * words / 32
+    # chunks of a block of columns are unrolled, and the compiler starts the loads of the next ones early
     split = SPLIT_OVERHEAD if _splits(problem) > 1 else 0
-    unrolled = tile.columns // (4 if tile.program == "forward" else 2)
-    return int(tile.warp_rows * per_row / 32 + flight) + THREAD_OVERHEAD + unrolled + split
+    ahead = tile.columns // 4 if tile.program == "forward" else tile.columns
+    addresses = 4 * max(accumulators // 64 - 2, 0)  # of wide rows' parts in shared memory
+    fixed = THREAD_OVERHEAD[tile.program] + ahead + split + addresses
+    return int(tile.warp_rows * per_row / 32 + flight) + fixed
 
 
 def _shared(problem: AttentionProblem, tile: _Tile) -> int:
@@ -301,14 +308,15 @@ def _clocks(problem: AttentionProblem, target: GpuTarget, tile: _Tile) -> dict[s
     key = "tf32" if problem.dtype == "f32" else problem.dtype
     peak = target.peak.get(key, target.peak["f32"]) * (MMA_SYNC_SHARE if target.has_wgmma else 1.0)
     tensor = 2.0 * pairs * contractions * (3 if splits == 2 else 1) / (peak / target.sms / target.clock)
-    conversions = reads * splits / CONVERSIONS_PER_CLOCK if problem.dtype == "f32" else 0.0
+    roundings = reads * splits / ROUNDINGS_PER_CLOCK if problem.dtype == "f32" else 0.0
+    l2 = target.l2_bandwidth or 3 * target.bandwidth
     arithmetic = pairs * VECTOR_OPERATIONS + (tile.rows * value_dim if tile.program == "forward" else 0)
     return {
         "tensor cores": tensor,
         "shared memory": (reads + walked) * size / target.smem_bytes_clock,
-        "exponentials": pairs / EXP_PER_CLOCK + conversions,
-        "arithmetic": arithmetic / LANES_PER_CLOCK,
-        "second-level cache": walked * size * target.sms * target.clock / (target.l2_bandwidth or target.bandwidth * 3),
+        "exponentials": pairs / EXP_PER_CLOCK,
+        "arithmetic": arithmetic / LANES_PER_CLOCK + roundings,
+        "second-level cache": COPY_SHARE * walked * size * target.sms * target.clock / l2,
     }
 
 
@@ -319,9 +327,12 @@ def _gpu_plan(problem: AttentionProblem, target: GpuTarget, tile: _Tile) -> _Pla
         return None
     excess = registers / target.registers_thread  # over 1, some values wait in local memory
     registers = min(registers, target.registers_thread)
+    # 16-bit key half: what it loads ahead fits a tighter limit, which makes room for one more block
+    tight = tile.program == "key" and tile.hold and ELEMENT_BYTES[problem.dtype] == 2 and excess <= 1
+    limit = registers - tile.columns if tight else registers
     resident = min(
         target.smem_sm // (shared + target.smem_reserve),
-        target.registers_sm // (_round_up(registers, 8) * threads),
+        target.registers_sm // (_round_up(limit, 8) * threads),
         target.threads_sm // threads,
         target.blocks_sm,
     )
@@ -334,13 +345,12 @@ def _gpu_plan(problem: AttentionProblem, target: GpuTarget, tile: _Tile) -> _Pla
     group = max(problem.heads // problem.kv_heads, 1) if tile.program == "key" else 1
     blocks = heads * max(-(-rows // tile.rows), 1)
     clocks = _clocks(problem, target, tile)
-    # a scheduler with one warp uses one unit after the other; more warps overlap them, those of other blocks more so
-    busy, serial = max(clocks.values()), sum(clocks.values()) + STEP_CLOCKS
     together = min(resident, -(-blocks // target.sms))
-    step = busy + (serial - busy) / max(together * (tile.warps / 4 + 1) / 2, 1.0)
+    overlap = OVERLAP_FLOOR + OVERLAP_ALONE / together + max(1 - together * tile.warps / ENOUGH_WARPS, 0.0)
+    step = max(*clocks.values(), (sum(clocks.values()) + STEP_CLOCKS) * min(overlap, 1.0))
     wait = 1.0 if tile.stages > 1 or resident > 2 else 1.3  # nothing hides the copy of the next block
     spread = -(-blocks // target.sms) * target.sms / blocks  # the busiest SM's share, of an even one
-    total = heads * group * _steps(problem, tile) * step / target.sms / target.clock / TENSOR_EFFICIENCY
+    total = heads * group * _steps(problem, tile) * step / target.sms / target.clock
     seconds = max(total * wait * min(spread, 4.0), problem.bytes / target.bandwidth)
     seconds *= SPILL_PENALTY * excess**8 if excess > 1 else 1.0
     unit = max(clocks, key=lambda name: clocks[name])
@@ -350,7 +360,7 @@ def _gpu_plan(problem: AttentionProblem, target: GpuTarget, tile: _Tile) -> _Pla
         f"{tile.program}: {blocks} blocks on {target.sms} SMs, {step:.0f} clocks a step, bound by {unit} "
         f"({clocks[unit]:.0f})" + ("; the rows' operands stay in registers" if tile.hold else ""),
     )
-    return _Plan(tile, registers, shared, resident, seconds * tile.launches**0.25, reasons)
+    return _Plan(tile, registers, shared, resident, resident if tight else 0, seconds * tile.launches**0.25, reasons)
 
 
 def _gpu_tiles(program: Program, splits: int) -> Iterator[_Tile]:
@@ -383,13 +393,13 @@ def _gpu(problem: AttentionProblem, target: GpuTarget) -> AttentionSchedule:
         plans.append(_gpu_best(problem, target, "key"))
     key = plans[1] if backward else None
     half = () if key is None else (
-        key.tile.rows, key.tile.columns, 32 * key.tile.warps, key.tile.stages, int(key.tile.hold), 0,
+        key.tile.rows, key.tile.columns, 32 * key.tile.warps, key.tile.stages, int(key.tile.hold), key.limit,
     )  # fmt: skip
     tile = rows.tile
     return AttentionSchedule(
         "mma_sync", tile.rows, tile.columns, tile.warp_rows, 32 * tile.warps, backward, tile.stages,
         max(plan.registers for plan in plans), max(plan.shared for plan in plans),
         sum(plan.seconds for plan in plans) + len(plans) * target.launch_seconds,
-        tuple(reason for plan in plans for reason in plan.reasons), tile.hold, 0, half,
+        tuple(reason for plan in plans for reason in plan.reasons), tile.hold, rows.limit, half,
         1 if key is None else key.tile.launches,
     )  # fmt: skip
