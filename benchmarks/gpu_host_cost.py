@@ -1,4 +1,6 @@
-"""What the driver's calls cost the host, one by one, and where a step's host time goes: python benchmarks/gpu_host_cost.py
+"""What the driver's calls cost the host, one by one, and where a step's host time goes.
+
+python benchmarks/gpu_host_cost.py
 
 Needs a GPU. Times are medians in microseconds. "busy" is with the GPU occupied by a long kernel, as in training.
 """
@@ -9,6 +11,7 @@ import ctypes
 import statistics
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -56,7 +59,20 @@ done:
   ret void
 }}"""
     loaded = orc.load(orc.compile_ir(text), ["many"], {"k": library["k"]}, keep=[library])
-    return loaded, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(loaded["many"])
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(loaded["many"])
+    run.library = loaded  # type: ignore[attr-defined]
+    return run
+
+
+def repeated(name: str, *args: int, busy: int) -> float:
+    """One driver call among fifty in a row, ctypes (about a microsecond) included."""
+    call = cuda.driver().call
+
+    def run() -> None:
+        for _ in range(50):
+            call(name, *args)
+
+    return timed(run, count=50, busy=bool(busy))
 
 
 def calls() -> None:
@@ -67,74 +83,70 @@ def calls() -> None:
     )
     launcher.fill(library, device, [function])
     args = (ctypes.c_int64 * 4)()
-    keep, run = many(library, 300)
+    run = many(library, 300)
     side = torch.cuda.Stream()
     for name, stream in (("default stream", 0), ("a stream of PyTorch's", side.cuda_stream)):
         device.stream.value = stream
         for busy in (False, True):
             with torch.cuda.stream(side if stream else torch.cuda.default_stream()):
                 cost = timed(lambda: run(ctypes.addressof(args)), count=300, busy=busy)
+            if device.status.value:
+                raise device.driver.error(device.status.value, "cuLaunchKernel")
             print(f"cuLaunchKernel on {name}, {'busy' if busy else 'idle'}: {cost:.2f}")
     device.stream.value = 0
     target = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
-    driver = device.driver
     for nbytes in (64, 1024, 10_000, 60_000, 100_000):
         pageable = ctypes.create_string_buffer(nbytes)
         pinned = device.pinned(nbytes)
         for kind, source in (("pageable", ctypes.addressof(pageable)), ("pinned", pinned)):
-            costs = [
-                timed(lambda: driver.call("cuMemcpyHtoDAsync", target.data_ptr(), source, nbytes, 0), busy=busy)
-                for busy in (False, True)
-            ]
+            costs = [repeated("cuMemcpyHtoDAsync", target.data_ptr(), source, nbytes, 0, busy=busy) for busy in (0, 1)]
             print(f"cuMemcpyHtoDAsync of {nbytes} B, {kind}: idle {costs[0]:.1f}, busy {costs[1]:.1f}")
     event = device.new_event()
-    print(f"cuEventRecord: {timed(lambda: driver.call('cuEventRecord', event, 0), busy=True):.1f}")
+    print(f"cuEventRecord: {repeated('cuEventRecord', event, 0, busy=1):.1f}")
     host = device.pinned(64)
-    copy = timed(lambda: driver.call("cuMemcpyDtoHAsync", host, target.data_ptr(), 64, 0), busy=True)
+    copy = repeated("cuMemcpyDtoHAsync", host, target.data_ptr(), 64, 0, busy=1)
     print(f"cuMemcpyDtoHAsync of 64 B, pinned: {copy:.1f}")
     context = timed(lambda: [device.context().__enter__(), device.context().__exit__()])
     print(f"push and pop of the context, through ctypes: {context:.1f}")
 
 
-def step_costs() -> None:
+def step_costs(fused: bool) -> None:
     """A GPT-2 step of 12 narrow layers: the GPU's work is small, the launches are those of the large one."""
     from nova.bench.gpt2 import GPT2
 
-    for fused in (True, False):
-        torch.manual_seed(0)
-        model = GPT2(12, 96, 12, 512).cuda()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
+    torch.manual_seed(0)
+    model = GPT2(12, 96, 12, 512).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
 
-        @nova.jit
-        def step(ids, targets):
-            loss = model(ids, targets)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
+    @nova.jit
+    def step(ids, targets):
+        loss = model(ids, targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
 
-        ids, targets = (torch.randint(512, (2, 64), device="cuda") for _ in range(2))
-        for _ in range(3):
-            step(ids, targets)
-        executable = step._variants[0].executable
-        inputs, numbers = step._variants[0].bindings[0].enter((ids, targets), {})
-        outputs = executable.allocate_outputs()
-        launches = sum(
-            len(executable.kernels[i.kernel].launches) for i in executable.plan.items if hasattr(i, "kernel")
-        )
-        kinds: dict[str, int] = {}
-        for item in executable.plan.items:
-            kinds[type(item).__name__] = kinds.get(type(item).__name__, 0) + 1
-        print(f"GPT-2 with {'fused' if fused else 'default'} AdamW: {launches} launches, items {kinds}")
-        for name, run in (
-            ("whole step", lambda: step(ids, targets)),
-            ("executable", lambda: executable(inputs, numbers)),
-            ("native part", lambda: executable.pointer_table.run(inputs, outputs)),
-        ):
-            idle, busy = timed(run), timed(run, busy=True)
-            print(f"  {name}: idle {idle:.0f}, busy {busy:.0f} ({busy / launches:.2f} a launch)")
+    ids, targets = (torch.randint(512, (2, 64), device="cuda") for _ in range(2))
+    for _ in range(3):
+        step(ids, targets)
+    executable = step._variants[0].executable
+    inputs, numbers = step._variants[0].bindings[0].enter((ids, targets), {})
+    outputs = executable.allocate_outputs()
+    calls = [item for item in executable.plan.items if hasattr(item, "kernel")]
+    launches = sum(len(executable.kernels[item.kernel].launches) for item in calls)
+    kinds = Counter(type(item).__name__ for item in executable.plan.items)
+    print(f"GPT-2 with {'fused' if fused else 'default'} AdamW: {launches} launches, items {dict(kinds)}")
+    for name, run in (
+        ("whole step", lambda: step(ids, targets)),
+        ("guards", lambda: step._variants[0].bindings[0].enter((ids, targets), {})),
+        ("executable", lambda: executable(inputs, numbers)),
+        ("native part", lambda: executable.pointer_table.run(inputs, outputs)),
+    ):
+        idle, busy = timed(run), timed(run, busy=True)
+        print(f"  {name}: idle {idle:.0f}, busy {busy:.0f} ({busy / launches:.2f} a launch)")
 
 
 if __name__ == "__main__":
     calls()
-    step_costs()
+    for fused in (True, False):
+        step_costs(fused)

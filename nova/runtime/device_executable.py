@@ -25,7 +25,6 @@ from nova.runtime.arena import Arena
 from nova.runtime.executable import _SEED_MASK, Executable, flagged
 from nova.runtime.fallback import StepMemory
 from nova.runtime.kernels import LoadedKernel
-from nova.runtime.packing import align
 from nova.runtime.step_plan import ERROR_BYTES, KernelCall
 
 _CPU = torch.device("cpu")
@@ -119,16 +118,22 @@ class DeviceExecutable(Executable):
         words = len(device_program.WORDS)
         self._context = (ctypes.c_uint64 * words).from_address(self._library[device_program.CONTEXT])
         self._popped = ctypes.c_uint64()
+        self._event = _Event(device)  # after the last step
+        self._stream: int | None = None  # of the last step
+        self._shadow = (ctypes.c_uint8 * device_program.shadow_bytes(self.plan))()
+        self._block = torch.zeros(max(self.plan.block_bytes, 1), dtype=torch.uint8, device=self._torch_device)
         values = {name: device.driver.address(name) for name in device_program.WORDS if name.startswith("cu")}
         values |= {
             "context": device.handle.value, "stream": ctypes.addressof(device.stream),
             "status": ctypes.addressof(device.status), "staging": ctypes.addressof(self._scalar_block),
-            "errors": self._records.data_ptr(), "errors_host": self._flags.address,
+            "errors": self._records.data_ptr(), "errors_host": self._flags.address, "event": self._event.handle,
+            "shadow": ctypes.addressof(self._shadow), "block": self._block.data_ptr(),
             "popped": ctypes.addressof(self._popped),
         }  # fmt: skip
         for name, value in values.items():
             self._set(name, value)
         self.pointer_table.set_base(self.plan.errors, self._records.data_ptr())
+        self.pointer_table.set_base(self.plan.scalar_block, self._block.data_ptr())
         if self._torch_device.type == "cuda":
             torch.cuda.synchronize(self._torch_device)  # constants and records are there, whatever stream comes next
 
@@ -136,19 +141,11 @@ class DeviceExecutable(Executable):
         self._context[device_program.WORDS.index(name)] = value or 0
 
     def _other_arena(self) -> Arena:
-        """An arena that is free, with `busy` held, and everything pointed at it: temporaries, then the scalars."""
-        plan = self.plan
-        start = align(plan.arena_bytes)
-        arena = self._acquire(start + plan.block_bytes, self._torch_device)
-        if arena.event is None:
-            arena.event = _Event(self._device)
+        """An arena that is free, with `busy` held, and the table pointed at it."""
+        arena = self._acquire(self.plan.arena_bytes, self._torch_device)
         self._arena = arena
-        block = arena.tensor[start : start + plan.block_bytes]
-        self._memory.move_to(arena.tensor, block)
-        self.pointer_table.set_base(plan.arena, arena.address)
-        self.pointer_table.set_base(plan.scalar_block, arena.address + start)
-        self._set("block", arena.address + start)
-        self._set("event", arena.event.handle)  # type: ignore[attr-defined]
+        self._memory.move_to(arena.tensor, self._block)
+        self.pointer_table.set_base(self.plan.arena, arena.address)
         return arena
 
     # -- the hot path
@@ -181,9 +178,10 @@ class DeviceExecutable(Executable):
             try:
                 with device.lock:
                     stream = device.current_stream()
-                    if arena.stream != stream:
+                    if arena.stream != stream or self._stream != stream:
                         self._change_stream(arena, stream)
-                    device.stream.value = stream
+                    arena.event = self._event
+                    device.stream.value, device.status.value = stream, 0
                     if self._needs_python:
                         self._run_with_python(inputs, outputs)
                     else:
@@ -204,13 +202,16 @@ class DeviceExecutable(Executable):
         return [new(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._allocations]
 
     def _change_stream(self, arena: Arena, stream: int) -> None:
-        """The arena's last step ran on another stream: this one waits for it, and PyTorch learns of the new user."""
-        if arena.stream is not None:
+        """The last step in this arena, or of this executable, ran on another stream: this one waits for it."""
+        before = {id(event): event for last, event in ((arena.stream, arena.event), (self._stream, self._event))
+                  if last is not None and last != stream}  # fmt: skip
+        for event in before.values():
             with self._device.context():
-                self._device.driver.call("cuStreamWaitEvent", stream, arena.event.handle, 0)  # type: ignore[attr-defined]
-            if self._torch_device.type == "cuda":
-                arena.tensor.record_stream(torch.cuda.current_stream(self._torch_device))
-        arena.stream = stream
+                self._device.driver.call("cuStreamWaitEvent", stream, event.handle, 0)  # type: ignore[attr-defined]
+        if before and self._torch_device.type == "cuda":
+            for tensor in (arena.tensor, self._block, self._records, self._constants):
+                tensor.record_stream(torch.cuda.current_stream(self._torch_device))
+        arena.stream = self._stream = stream
 
     # -- errors
 
@@ -246,10 +247,9 @@ class DeviceExecutable(Executable):
 
     def synchronize(self) -> None:
         """Waits for the last step and raises what it found."""
-        arena = self._arena
-        if arena is not None and arena.stream is not None:
+        if self._stream is not None:
             with self._device.context():
-                self._device.driver.call("cuEventSynchronize", arena.event.handle)  # type: ignore[attr-defined]
+                self._device.driver.call("cuEventSynchronize", self._event.handle)
         if self._raises:
             with self._lock:
                 self.raise_found()

@@ -3,7 +3,7 @@
     define i64 @step(ptr %table) {
       push the device's context
       count cells:  staging[24] = *host; *host += 1        ; step counts that optimizers keep on the CPU
-      copy staging to the block of scalars                  ; pageable memory: the driver has read it when it returns
+      copy staging to the block of scalars, if it changed   ; pageable memory: the driver has read it when it returns
       call void @nova_kernel_3(ptr %a0)                     ; launches; stop at the first that fails
       call memcpy(device to device) ...
       copy the error records to page-locked memory          ; read later, without waiting
@@ -28,7 +28,7 @@ WORDS = (
     "cuCtxPushCurrent", "cuCtxPopCurrent", "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuMemcpyDtoHAsync",
     "cuEventRecord", "cuStreamSynchronize",  # the driver's functions
     "context", "stream", "status",  # a CUcontext; addresses of the cells
-    "event", "staging", "block", "errors", "errors_host", "popped",
+    "event", "staging", "block", "shadow", "errors", "errors_host", "popped",
 )  # fmt: skip
 DRIVER_CALL = 1 << 40  # what @step returns where a copy, an event or the context failed; the status says how
 
@@ -39,6 +39,7 @@ def emit(plan: StepPlan) -> str:
     used = sorted({item.kernel for item in plan.items if isinstance(item, KernelCall)})
     lines = [
         f"; step {plan.name} on {plan.device}",
+        _UPLOAD,
         f"@{CONTEXT} = global [{len(WORDS)} x ptr] zeroinitializer, align 8",
         f"declare i64 @{CALLBACK}(i64)",
         *(f"declare void @{kernel_symbol(k)}(ptr) nounwind" for k in used),
@@ -51,9 +52,9 @@ def emit(plan: StepPlan) -> str:
     lines += writer.checked("call i32 %w_cuCtxPushCurrent(ptr %w_context)", "unpushed")
     lines += [line for cell, slot in zip(plan.cells, table.cell_slot, strict=True) for line in _read(cell, slot)]
     if plan.staged_bytes:
-        lines += writer.checked(
-            f"call i32 %w_cuMemcpyHtoDAsync(ptr %w_block, ptr %w_staging, i64 {plan.staged_bytes}, ptr %stream)"
-        )
+        # Kernels write new values into their copies of numbers, so those are never known to be what they were.
+        lines += ["  store i64 0, ptr %w_shadow"] if any(cell.update for cell in plan.cells) else []
+        lines += writer.upload("staged", "%w_shadow", "%w_staging", "%w_block", plan.staged_bytes)
     lines += _items(plan, table, writer)
     lines += _after(plan, table, writer)  # (its event makes sure that something can fail)
     return "\n".join([
@@ -63,6 +64,36 @@ def emit(plan: StepPlan) -> str:
         "unpushed:", f"  %first = phi i32 {writer.failures['unpushed']}", *_keep("first"), f"  ret i64 {DRIVER_CALL}",
         "}", "",
     ])  # fmt: skip
+
+
+_UPLOAD = """
+declare i32 @memcmp(ptr, ptr, i64)
+declare ptr @memcpy(ptr, ptr, i64)
+
+define internal i32 @nova_upload(ptr %flag, ptr %source, ptr %target, i64 %n, ptr %copy, ptr %stream) {
+entry:
+  %shadow = getelementptr i8, ptr %flag, i64 8
+  %valid = load i64, ptr %flag
+  %known = icmp eq i64 %valid, 1
+  br i1 %known, label %compare, label %send
+compare:
+  %difference = call i32 @memcmp(ptr %shadow, ptr %source, i64 %n)
+  %same = icmp eq i32 %difference, 0
+  br i1 %same, label %done, label %send
+send:
+  store i64 0, ptr %flag
+  %copied = call ptr @memcpy(ptr %shadow, ptr %source, i64 %n)
+  %code = call i32 %copy(ptr %target, ptr %shadow, i64 %n, ptr %stream)
+  %good = icmp eq i32 %code, 0
+  br i1 %good, label %keep, label %done
+keep:
+  store i64 1, ptr %flag
+  br label %done
+done:
+  %result = phi i32 [0, %compare], [%code, %send], [0, %keep]
+  ret i32 %result
+}
+"""
 
 
 def _words() -> Iterator[str]:
@@ -100,6 +131,13 @@ class _Writer:
             f"  br i1 %k{n}, label %b{n}, label %{exit}",
             f"b{n}:",
         ]
+
+    def upload(self, name: str, shadow: str, source: str, target: str, nbytes: int) -> list[str]:
+        """A copy to the device, left out where it would change nothing."""
+        return self.checked(
+            f"call i32 @nova_upload(ptr {shadow}, ptr {source}, ptr {target}, i64 {nbytes}, ptr %w_cuMemcpyHtoDAsync, "
+            f"ptr %stream) ; {name}"
+        )
 
     def stop_unless_zero(self, value: str, result: str) -> list[str]:
         """Ends the step with `result` where an i64 is not zero."""
@@ -144,7 +182,14 @@ def can_count(dtype: str) -> bool:
     return dtype in _ADDED or dtype in ("i64", "i32")
 
 
+def shadow_bytes(plan: StepPlan) -> int:
+    """Host memory that remembers what was copied to the device: a flag and bytes, for the scalars and each table."""
+    tables = [8 + 8 * (len(i.slots) - 1) for i in plan.items if isinstance(i, KernelCall) and i.table]
+    return 8 + plan.staged_bytes + sum(tables)
+
+
 def _items(plan: StepPlan, table: TableLayout, writer: _Writer) -> Iterator[str]:
+    shadow = 8 + plan.staged_bytes
     for number, (item, first) in enumerate(zip(plan.items, table.first_slot, strict=True)):
         argument = f"  %a{number} = getelementptr i8, ptr %table, i64 {8 * first}"
         match item:
@@ -153,10 +198,10 @@ def _items(plan: StepPlan, table: TableLayout, writer: _Writer) -> Iterator[str]
                 if item.table:
                     yield f"  %t{number} = load ptr, ptr %a{number}"
                     yield f"  %m{number} = getelementptr i8, ptr %a{number}, i64 8"
+                    yield f"  %h{number} = getelementptr i8, ptr %w_shadow, i64 {shadow}"
                     nbytes = 8 * (len(item.slots) - 1)
-                    yield from writer.checked(
-                        f"call i32 %w_cuMemcpyHtoDAsync(ptr %t{number}, ptr %m{number}, i64 {nbytes}, ptr %stream)"
-                    )
+                    yield from writer.upload(f"table{number}", f"%h{number}", f"%m{number}", f"%t{number}", nbytes)
+                    shadow += 8 + nbytes
                 yield f"  call void @{kernel_symbol(item.kernel)}(ptr %a{number}) ; {item.symbol}"
                 yield f"  %s{number} = load i64, ptr %w_status"
                 yield from writer.stop_unless_zero(f"%s{number}", str(number + 1))

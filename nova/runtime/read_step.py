@@ -53,6 +53,8 @@ class _Types:
 
 def dense_bytes(attribute: Any, dtype: str, count: int) -> bytes:
     """The elements of a dense attribute as they lie in memory."""
+    if count == 0:
+        return b""
     if dtype == "bf16":  # the bindings cannot read bf16 arrays; constants of the step are splats
         if not attribute.is_splat:
             raise CompileError("a constant of @step is a bf16 tensor of different values")

@@ -80,6 +80,24 @@ def test_numbers_in_the_cpus_memory_travel_with_the_scalars(device):
     assert lr == 2
 
 
+def test_what_did_not_change_is_not_copied_again(device):
+    step = device_step().link()
+    p, g = torch.randn(8), torch.randn(8)
+    copies = []
+    for lr in (0.5, 0.5, 0.25, 0.25, 0.5):
+        before = p.clone()
+        step([p, g], [lr])
+        assert torch.allclose(p, before + g * lr)
+        copies.append(len(device.driver.called("cuMemcpyHtoDAsync")))
+    assert copies == [1, 1, 2, 2, 3]
+    device.driver.failing["cuMemcpyHtoDAsync"] = 1
+    with pytest.raises(cuda.CudaError):
+        step([p, g], [0.125])
+    before = p.clone()
+    step([p, g], [0.125])
+    assert torch.allclose(p, before + g * 0.125)
+
+
 def test_a_failed_launch_is_an_error_that_names_the_kernel_and_the_next_call_works(device):
     step = device_step().link()
     p, g = torch.randn(8), torch.randn(8)
@@ -93,7 +111,7 @@ def test_a_failed_launch_is_an_error_that_names_the_kernel_and_the_next_call_wor
     for name in ("cuMemcpyHtoDAsync", "cuCtxPushCurrent", "cuEventRecord"):
         device.driver.failing[name] = 1
         with pytest.raises(cuda.CudaError, match="the compiled step"):
-            step([p, g], [0.5])
+            step([p, g], [0.75])
 
 
 def test_what_a_kernel_found_is_raised_by_a_later_call_or_by_synchronize(device):
@@ -153,6 +171,60 @@ done:
     start = time.perf_counter()
     run(ctypes.addressof(args))
     assert (time.perf_counter() - start) / 100000 < 1e-6
+
+
+# ---- what is refused
+
+
+def test_assembly_newer_than_the_driver_is_refused():
+    driver = FakeDevice().driver
+    with pytest.raises(nova.UnsupportedError, match=r"kernel k is PTX 9.2 .*reads PTX up to 7.0.*update the driver"):
+        cuda.check_ptx(".version 9.2\n.target sm_90a\n", driver, "k")
+    cuda.check_ptx(".version 7.0\n", driver, "k")
+
+
+class Board:
+    """What a driver reports."""
+
+    def __init__(self, name, capability, **reported):
+        self.name, self.capability = name, capability
+        self.reported = dict(sms=132, smem_block=227 << 10, smem_sm=228 << 10, smem_reserve=1024, registers_sm=65536,
+                             threads_sm=2048, blocks_sm=32, l2=50 << 20, clock=1_980_000, memory_clock=2_000_000,
+                             memory_bus=5120) | reported  # fmt: skip
+
+    def attribute(self, name):
+        return self.reported[name]
+
+
+def test_a_board_is_its_preset_with_what_the_driver_reports():
+    h200 = target.PRESETS["h200"]
+    assert target.describe(Board("NVIDIA H200", (9, 0))) == h200
+    half = target.describe(Board("NVIDIA H200 MIG 3g.71gb", (9, 0), sms=66))
+    assert half.sms == 66 and half.peak["bf16"] == h200.peak["bf16"] / 2 and half.bandwidth == h200.bandwidth / 2
+    other = target.describe(Board("NVIDIA RTX 5999", (8, 9), sms=100, clock=2_000_000))
+    assert (
+        other.name == "rtx5999" and other.peak["f32"] == 2 * 128 * 2e9 * 100 and other.bandwidth == 2 * 2e9 * 5120 / 8
+    )
+    with pytest.raises(nova.UnsupportedError, match=r"Tesla V100 has compute capability 7.0"):
+        target.describe(Board("Tesla V100", (7, 0)))
+
+
+def test_tensors_on_two_gpus_are_refused():
+    assert placement.the_device(["cpu", "cuda:1"]) == "cuda:1" and placement.the_device(["cpu"]) == "cpu"
+    with pytest.raises(nova.UnsupportedError, match="train has tensors on cuda:0 and cuda:1.*one GPU"):
+        placement.the_device(["cpu", "cuda:0", "cuda:1"], "train")
+    with pytest.raises(nova.UnsupportedError, match="xpu:0; Nova compiles for CPUs and NVIDIA GPUs"):
+        placement.the_device(["xpu:0"])
+
+
+def test_a_gpu_without_a_driver_is_an_error_that_says_so(monkeypatch):
+    def missing(name):
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(cuda.ctypes, "CDLL", missing)
+    cuda.driver.cache_clear()
+    with pytest.raises(nova.NovaError, match="no CUDA driver: libcuda.so.1"):
+        cuda.driver()
 
 
 # ---- whole steps

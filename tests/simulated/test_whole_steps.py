@@ -88,7 +88,7 @@ class SimulatedExecutable(FakeExecutable):
             block + item.slots[0].offset: block + item.slots[0].offset + 8 * (len(item.slots) - 1)
             for item in plan.items if getattr(item, "table", False)
         }  # fmt: skip
-        tensors = [*inputs, self._constants, self._records, self._arena.tensor]
+        tensors = [*inputs, self._constants, self._records, self._block, self._arena.tensor]
         driver.allocations = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors if t.nbytes]
         return super().__call__(inputs, scalars, seed)
 
