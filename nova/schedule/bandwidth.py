@@ -126,24 +126,22 @@ def _cpu(p: LoopProblem, target: CpuTarget) -> LoopSchedule:
 
 
 def _gpu(p: LoopProblem, target: GpuTarget) -> LoopSchedule:
+    """The tile of the kernel's main nest, and the time that its bytes take."""
     size = ELEMENT_BYTES.get(p.dtype, 4)
-    vector = 16 // size
+    vector = max(1, 16 // size)
     while vector > 1 and p.columns % vector:
         vector //= 2
-    groups = max(1, -(-p.columns // vector))  # vectors of a row
-    if p.row_reductions and groups > 32:
-        threads, rows = min(1024, max(128, 32 * -(-groups // (32 * 4)))), 1
-        reason = f"one block a row: {groups} vectors of {vector} over {threads} threads"
-    elif p.row_reductions:
-        threads, rows = 256, 8
-        reason = "one warp a row, eight rows a block"
-    else:
-        threads, rows = 256, max(1, 256 * 4 // groups)
-        reason = f"flat: {threads} threads, four vectors of {vector} each"
-    blocks = -(-max(p.rows, 1) // rows)
+    points = max(p.rows * p.columns, 1)
+    total = "rows" if p.cross_row else ""
+    problem = TileProblem(
+        max(p.rows, 1), max(p.columns, 1), vector, max(p.bytes_read / points, 1.0), reduces=p.row_reductions > 0,
+        total=total,
+    )  # fmt: skip
+    shape = schedule_tile(problem, target)
+    blocks = -(-problem.rows // shape.rows) * (1 if shape.long else -(-problem.columns // (shape.groups * vector)))
     tail = min(1.0, blocks / (target.sms * 2))  # too few blocks leave memory channels idle
-    seconds = p.bytes / (target.bandwidth * 0.92 * max(tail, 0.05)) + target.launch_seconds
-    return LoopSchedule("loops", vector, threads, rows, seconds=seconds, reasons=(reason,))
+    seconds = p.bytes / (target.bandwidth * 0.89 * max(tail, 0.05)) + target.launch_seconds * (2 if p.cross_row else 1)
+    return LoopSchedule("loops", vector, shape.threads, shape.rows, seconds=seconds, reasons=shape.reasons)
 
 
 # --- tiles of a GPU's nests -------------------------------------------------------------------------------------------
@@ -290,7 +288,9 @@ def _merge(p: TileProblem, groups: int) -> TileShape:
     """Few columns a block, so that there are blocks enough; all its shares under way at once."""
     across = min(8, power_above(groups))
     down = min(BLOCK_THREADS // across, power_above(p.rows))
-    return TileShape(down, across, min(12, -(-p.rows // down)), 1, reasons=(f"{p.rows} partial sums, {down} at a time",))
+    return TileShape(
+        down, across, min(12, -(-p.rows // down)), 1, reasons=(f"{p.rows} partial sums, {down} at a time",)
+    )
 
 
 def _row_lanes(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
