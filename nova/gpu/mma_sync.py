@@ -39,6 +39,7 @@ def _mma_sync(it: Distributor, a: Value, b: Value, c: Value, intrinsic: str) -> 
     _check(lhs, rhs, layout)
     (mb, nb), kb = layout.batch, lhs.batch[1]
     words_a = _grid(it, a, (mb, kb, 2, 2))
+    words_a = words_a.swapaxes(2, 3) if lhs.element[0] == 2 else words_a  # to (half of the rows, half of k)
     words_b = _grid(it, b, (kb, nb, 2))
     sums = np.array(it.elements(c), dtype=object).reshape(mb, nb, 4)
     shape = ", ".join(f"{name} = {size}" for name, size in zip("mnk", match.groups()[1:], strict=True))
@@ -68,10 +69,16 @@ def _instruction(it: Distributor, a: np.ndarray, b: np.ndarray, c: np.ndarray, a
 
 
 def _check(lhs: NestedLayout, rhs: NestedLayout, layout: NestedLayout) -> None:
-    """Outer, thread and element parts are the instruction's; warps hold what their part of the result needs."""
-    parts = lhs.outer[0], rhs.outer, layout.outer, layout.element, lhs.thread, rhs.thread, layout.thread
-    if parts[:1] != (2,) or layout.outer != (2, 1) or layout.element != (1, 2) or rhs.thread != (4, 8):
-        raise CompileError(f"mma: layouts are not those of mma.sync: {lhs.text()} x {rhs.text()} into {layout.text()}")
+    """Outer, thread and element parts are the instruction's; warps hold what their part of the result needs.
+
+    A lane's two rows of an instruction are r and r + 8 (outer 2), or neighbours (element 2): the contraction does not
+    care which rows are called so, as long as the left operand and the sums agree.
+    """
+    rows = (lhs.outer[0], lhs.element[0])
+    if rows not in ((2, 1), (1, 2)) or (layout.outer, layout.element) != ((rows[0], 1), (rows[1], 2)):
+        raise CompileError(f"mma: layouts are not those of mma.sync: {lhs.text()} into {layout.text()}")
+    if (lhs.thread, rhs.thread, layout.thread) != ((8, 4), (4, 8), (8, 4)):
+        raise CompileError(f"mma: lanes are not those of mma.sync: {lhs.text()} x {rhs.text()} into {layout.text()}")
     if lhs.batch[0] != layout.batch[0] or rhs.batch[1] != layout.batch[1] or lhs.batch[1] != rhs.batch[0]:
         raise CompileError(f"mma: fragments of {lhs.batch} x {rhs.batch} into {layout.batch}")
 

@@ -97,7 +97,7 @@ def schedule(p: ContractionProblem, target: GpuTarget) -> ContractionSchedule:
 
 
 def _rank(item: tuple[Cost, Candidate]) -> tuple[int, ...]:
-    """Among equals: the larger tile and the squarer one (fewer bytes fetched), eight warps, a deeper pipeline, taller."""
+    """Among equals: the larger tile, eight warps, a deeper pipeline, the squarer tile (fewer bytes), the taller one."""
     _, c = item
     return c.bm * c.bn, -abs(c.units - 8), min(c.stages, 3), c.bk, -(c.bm + c.bn), c.bm
 

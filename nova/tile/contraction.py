@@ -281,7 +281,7 @@ class _Pipeline:
                 self._copy(number, number)
             program.async_commit()
         self._wait()
-        state = [sums, *self._fragments(0, 0)]
+        state = [sums, *(self.unit.operand(program, f) for f in self._fragments(0, 0))]
         copying = max(0, self.count - self.ahead)
         stage: Operand = 0
         if copying:
@@ -345,8 +345,8 @@ class _Pipeline:
                 self._wait()
                 following = self._fragments(self._next(stage), 0)
             sums = unit.product(program, a, b, sums)
-            if following:
-                a, b = following
+            if following:  # rounded only now: at the head of the loop, the first product must not wait for that
+                a, b = (unit.operand(program, fragment) for fragment in following)
         return [sums, a, b]
 
     def _copy(self, number: Operand, stage: Operand) -> None:

@@ -6,7 +6,7 @@ simt       each thread's own rows and columns, multiplied and added in full prec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nova.schedule.contraction import ContractionSchedule
 from nova.schedule.contraction_gpu import SIMT_STEP_BYTES, simt_lanes
@@ -36,7 +36,8 @@ class Unit:
         return program.round_tf32(value) if self.rounds else value
 
     def product(self, program: Program, a: Value, b: Value, total: Value) -> Value:
-        return program.mma(self.operand(program, a), self.operand(program, b), total, self.intrinsic)
+        """`total` and the product of two operands."""
+        return program.mma(a, b, total, self.intrinsic)
 
 
 def unit_of(schedule: ContractionSchedule, lhs: Side, rhs: Side, accumulate: str) -> Unit:
@@ -45,11 +46,17 @@ def unit_of(schedule: ContractionSchedule, lhs: Side, rhs: Side, accumulate: str
         bits = BITS[lhs.element]
         step = 256 // bits
         tf32 = "TF32" in schedule.intrinsic
-        return Unit(
-            mma_accumulator(bm, bn, warps), mma_lhs(bm, step, warps, bits), mma_rhs(step, bn, warps, bits), step,
-            accumulate, schedule.intrinsic, rounds=tf32,
-        )  # fmt: skip
+        accumulator, left = mma_accumulator(bm, bn, warps), mma_lhs(bm, step, warps, bits)
+        if bits == 32 and not lhs.k_major:
+            accumulator, left = _neighbouring_rows(accumulator), _neighbouring_rows(left)
+        right = mma_rhs(step, bn, warps, bits)
+        return Unit(accumulator, left, right, step, accumulate, schedule.intrinsic, rounds=tf32)
     return _simt(schedule, lhs, rhs, accumulate)
+
+
+def _neighbouring_rows(layout: NestedLayout) -> NestedLayout:
+    """The same fragments with a lane's rows r, r + 8 called 2r, 2r + 1: one load of 8 bytes where M is contiguous."""
+    return replace(layout, outer=(1, layout.outer[1]), element=(2, layout.element[1]))
 
 
 def _simt(schedule: ContractionSchedule, lhs: Side, rhs: Side, accumulate: str) -> Unit:

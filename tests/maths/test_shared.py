@@ -94,6 +94,17 @@ def test_paired_tf32_operands_are_loaded_word_by_word_without_conflicts() -> Non
         assert wavefronts(offsets, width) == 1
 
 
+def test_neighbouring_rows_are_loaded_and_stored_without_conflicts() -> None:
+    """TF32 operands whose rows are contiguous: two rows a lane, eight bytes."""
+    place = Placement(8, 64, 4)
+    lanes = np.arange(WARP)
+    for column in range(0, 64, 16):
+        assert wavefronts(place.offset(lanes % 4, column + 2 * (lanes // 4)), 8) == 1
+    place = Placement(64, 128, 4)
+    for half in (0, 1):
+        assert wavefronts(place.offset(2 * (lanes // 4) + half, 2 * (lanes % 4)), 8) == 1
+
+
 @pytest.mark.parametrize("columns", [64, 128, 256])
 def test_accumulators_are_stored_without_conflicts(columns: int) -> None:
     """Two columns a lane, eight bytes: the way into the epilogue."""
