@@ -82,7 +82,8 @@ class PointerTable:
         self._records: list[list[int]] = [[0] for _ in range(count)]  # class 0 matches no tensor: first bind
         self._classes: set[type] = set()  # kept alive, so that a recorded address stays that class
         self._native = _native() if native else None
-        self._binder = (ctypes.c_int64 * 9)()
+        self._binder = (ctypes.c_int64 * 10)()
+        self._prepare: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None
         self._binder_address = ctypes.addressof(self._binder)
         self._pack_records()
 
@@ -104,6 +105,13 @@ class PointerTable:
         """What `run` binds and runs: `step` is the address of the step, `call` the same as a Python callable."""
         self._inputs, self._outputs, self._call = inputs, outputs, call
         self._binder[6], self._binder[7], self._binder[8] = len(inputs), len(outputs), step
+
+    def require_alignment(
+        self, nbytes: int, prepare: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+    ) -> None:
+        """From now on `run` binds addresses that are multiples of `nbytes` only; where an input may have another one,
+        what is bound is `prepare(inputs)`."""
+        self._binder[9], self._prepare = nbytes - 1, prepare
 
     def base(self, index: int) -> int:
         return self._bases[index]
@@ -139,6 +147,8 @@ class PointerTable:
             stopped = native.run(self._binder_address, getter, inputs, outputs)
             if stopped >= 0:
                 return stopped
+        if self._prepare is not None:
+            inputs = self._prepare(inputs)
         self.bind(inputs, 0, self._inputs)
         self.bind(outputs, len(inputs), self._outputs)
         return self._call(self.address)

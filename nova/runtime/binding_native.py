@@ -20,8 +20,9 @@ def native_text(layout: TensorLayout) -> str:
     something must be bound in Python first, else what the step returned.
     """
     return f"""
-; records, record starts, bases, relocation starts, relocations, table, number of inputs, of outputs, the step
-%binder = type {{ ptr, ptr, ptr, ptr, ptr, ptr, i64, i64, ptr }}
+; records, record starts, bases, relocation starts, relocations, table, number of inputs, of outputs, the step, and the
+; low bits that no address may have
+%binder = type {{ ptr, ptr, ptr, ptr, ptr, ptr, i64, i64, ptr, i64 }}
 
 define i64 @nova_bind(ptr %sequence, ptr %getter, i64 %count, i64 %first, ptr %binder) {{
 entry:
@@ -36,6 +37,8 @@ entry:
   %relocations = load ptr, ptr %p4
   %p5 = getelementptr %binder, ptr %binder, i32 0, i32 5
   %table = load ptr, ptr %p5
+  %p9 = getelementptr %binder, ptr %binder, i32 0, i32 9
+  %mask = load i64, ptr %p9
   %none = icmp eq i64 %count, 0
   br i1 %none, label %done, label %tensor
 
@@ -127,7 +130,10 @@ pointer:
   br i1 %unchanged, label %next, label %moved
 
 moved: ; a pointer that has become null is a tensor without memory here (meta): the slow check says so
-  br i1 %null, label %differs, label %patch
+  %low_bits = and i64 %now, %mask
+  %odd = icmp ne i64 %low_bits, 0
+  %refused = or i1 %null, %odd
+  br i1 %refused, label %differs, label %patch
 
 patch:
   store i64 %now, ptr %base_p

@@ -20,6 +20,7 @@ import torch
 
 from nova.errors import NovaError
 from nova.gpu import launcher
+from nova.progress import notice
 from nova.runtime import cuda, device_program, orc
 from nova.runtime.arena import Arena
 from nova.runtime.executable import _SEED_MASK, Executable, flagged
@@ -28,6 +29,7 @@ from nova.runtime.kernels import LoadedKernel
 from nova.runtime.step_plan import ERROR_BYTES, KernelCall
 
 _CPU = torch.device("cpu")
+ALIGNMENT = 16  # bytes: kernels move this much at once, as allocators of GPU memory let them
 alive: weakref.WeakSet[DeviceExecutable] = weakref.WeakSet()  # for `synchronize`
 
 _libraries: weakref.WeakValueDictionary[tuple[Any, ...], orc.Library] = weakref.WeakValueDictionary()
@@ -109,6 +111,9 @@ class DeviceExecutable(Executable):
         self._copied = [k for k, i in enumerate(plan.inputs) if i.host and all(c.input != k for c in plan.cells)]
         self._written = [k for k in self._copied if plan.inputs[k].written]
         self._to_host = [k for k, o in enumerate(plan.outputs) if o.host]
+        self._in_cell = [i.host and k not in self._copied for k, i in enumerate(plan.inputs)]
+        self._moved: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        self.copied_inputs = 0  # the most inputs that a call had to copy because of where they lie
         return StepMemory(plan, self._constants, None)
 
     def _link(self, native_binding: bool) -> None:
@@ -132,10 +137,27 @@ class DeviceExecutable(Executable):
         }  # fmt: skip
         for name, value in values.items():
             self._set(name, value)
+        self.pointer_table.require_alignment(ALIGNMENT, self._aligned)
         self.pointer_table.set_base(self.plan.errors, self._records.data_ptr())
         self.pointer_table.set_base(self.plan.scalar_block, self._block.data_ptr())
         if self._torch_device.type == "cuda":
             torch.cuda.synchronize(self._torch_device)  # constants and records are there, whatever stream comes next
+
+    def _aligned(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The inputs, with copies in the place of those that lie where kernels cannot read sixteen bytes at once."""
+        found = list(inputs)
+        for k, tensor in enumerate(inputs):
+            if isinstance(tensor, torch.Tensor) and tensor.data_ptr() % ALIGNMENT and not self._in_cell[k]:
+                found[k] = tensor.detach().clone(memory_format=torch.preserve_format)
+                self._moved.append((k, tensor, found[k]))
+        if self._moved and not self.copied_inputs:
+            names = ", ".join(self.plan.inputs[k].name for k, *_ in self._moved[:3])
+            notice(
+                f"{self.plan.name}: {len(self._moved)} inputs do not start at a multiple of {ALIGNMENT} bytes ({names}): "
+                "each call copies them"
+            )
+        self.copied_inputs = max(self.copied_inputs, len(self._moved))
+        return found
 
     def _set(self, name: str, value: Any) -> None:
         self._context[device_program.WORDS.index(name)] = value or 0
@@ -183,18 +205,27 @@ class DeviceExecutable(Executable):
                     arena.event = self._event
                     device.stream.value, device.status.value = stream, 0
                     if self._needs_python:
-                        self._run_with_python(inputs, outputs)
+                        self._run_with_python(self._aligned(inputs), outputs)
                     else:
                         stopped = self.pointer_table.run(inputs, outputs)
                         if stopped:
                             self._raise(stopped)
             finally:
                 arena.busy.release()
+                if self._moved:
+                    self._move_back()
             for k in self._written:
                 given[k].copy_(inputs[k])
             for k in self._to_host:
                 outputs[k] = outputs[k].to(_CPU)
             return outputs
+
+    def _move_back(self) -> None:
+        """State that was copied to be aligned gets its new contents."""
+        for k, tensor, copy in self._moved:
+            if self.plan.inputs[k].written:
+                tensor.detach().copy_(copy)
+        self._moved.clear()
 
     def allocate_outputs(self) -> list[torch.Tensor]:
         """Fresh, uninitialised outputs."""

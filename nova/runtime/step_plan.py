@@ -140,7 +140,7 @@ class TensorInput:
     shape: tuple[int, ...]
     dtype: str
     host: bool = False  # in the CPU's memory
-    written: bool = False  # a host input with new contents, of which the step has a copy on the device
+    written: bool = False  # the step gives it new contents
 
 
 @dataclass(frozen=True)
@@ -315,10 +315,7 @@ class _StepPlanner:
                 self.live[index] = len(self.live)
             elif value.kind == "tensor":
                 self.bound[index] = Ref(len(plan.inputs))
-                copied = value.host and not _is_cell(value)
-                plan.inputs.append(
-                    TensorInput(value.name, value.shape, value.dtype, value.host, copied and index in written)
-                )
+                plan.inputs.append(TensorInput(value.name, value.shape, value.dtype, value.host, index in written))
         fresh = [output for output in graph.outputs if output.state_of is None]
         for output in fresh:
             value = graph.values[output.value]

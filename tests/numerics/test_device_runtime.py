@@ -12,7 +12,7 @@ from nova import pipeline
 from nova.capture import session
 from nova.gpu import launcher
 from nova.gpu.launcher import Launch
-from nova.runtime import cuda, executable, orc, placement
+from nova.runtime import binding, cuda, executable, orc, placement
 from nova.runtime.step_plan import GraphValue
 from nova.schedule import target
 from tests import models
@@ -96,6 +96,26 @@ def test_what_did_not_change_is_not_copied_again(device):
     before = p.clone()
     step([p, g], [0.125])
     assert torch.allclose(p, before + g * 0.125)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_inputs_between_sixteen_bytes_are_copied_and_state_comes_back(device, monkeypatch, native, capfd):
+    if not native:
+        monkeypatch.setattr(binding, "_native", lambda: None)
+    step = device_step().link()
+    buffer, g = torch.randn(20), torch.randn(8)
+    for start in (0, 1, 4, 6, 1):
+        p = buffer[start : start + 8]
+        rest = buffer.clone()
+        before = p.clone()
+        (out,) = step([p, g], [0.5])
+        assert torch.allclose(p, before + g * 0.5) and torch.allclose(out, p * p)
+        rest[start : start + 8] = p
+        assert torch.equal(rest, buffer)  # and nothing else
+    assert step.copied_inputs == 1 and not step._moved
+    for args in device.driver.called("cuLaunchKernel"):
+        assert args[0]
+    assert capfd.readouterr().err.count("multiple of 16 bytes (p)") == 1
 
 
 def test_a_failed_launch_is_an_error_that_names_the_kernel_and_the_next_call_works(device):
