@@ -132,7 +132,7 @@ def attention(
     if _flash_applies(q, k, v, mask, dropout_p):
         # the same function by PyTorch's own kernel, which needs no T x S memory
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
-        return _eager_layout(out, q, k, v, mask, dropout_p), lse.float().contiguous()
+        return _eager_layout(out, q, k, v, mask, dropout_p), lse.to(_compute_type(q.dtype)).contiguous()
     with torch.autocast(q.device.type, enabled=False):
         scores = attention_scores(q, k, mask, causal, scale)
         lse = torch.logsumexp(scores, -1)
@@ -141,7 +141,7 @@ def attention(
             assert seed is not None
             p = p * _keep_mask(seed, stream, p.shape, dropout_p, p.dtype)
         out = p @ _grouped(v, q.shape[1]).to(p.dtype)
-        return _eager_layout(out.to(q.dtype), q, k, v, mask, dropout_p), lse.float()
+        return _eager_layout(out.to(q.dtype), q, k, v, mask, dropout_p), lse.to(_compute_type(q.dtype))
 
 
 def attention_backward(

@@ -28,7 +28,7 @@ _OF_NOTHING = {
     "max_pool2d_backward": 0,
 }
 _WRITES = ("slice_scatter", "scatter", "index_put", "as_strided_scatter")  # writing nothing gives operand 0
-_KEPT = ("constant", "broadcast", "iota", "aten_call", "bucket_ready", "sgd", "adam", "adagrad", "rmsprop")
+_KEPT = ("constant", "iota", "aten_call", "bucket_ready", "sgd", "adam", "adagrad", "rmsprop")
 
 
 def replace_empty(block: ir.Block) -> int:
@@ -60,6 +60,9 @@ def _value(b: Builder, op: ir.Operation, name: str, operands: list[Value], resul
         return None if result.dtype in ("c64", "c128") else b.dense(np.zeros(result.shape), result.dtype)
     if name in _OF_NOTHING:
         return b.full(result.shape, _OF_NOTHING[name], result.dtype)
+    if name == "linear":  # a product of nothing: the bias alone
+        bias = operands[2] if len(operands) > 2 else None
+        return b.full(result.shape, 0, result.dtype) if bias is None else b.expand(bias, result.shape)
     if name in _WRITES and operands[0].shape == result.shape:
         return operands[0]
     if name == "concat":
