@@ -153,8 +153,8 @@ class DeviceExecutable(Executable):
         if self._moved and not self.copied_inputs:
             names = ", ".join(self.plan.inputs[k].name for k, *_ in self._moved[:3])
             notice(
-                f"{self.plan.name}: {len(self._moved)} inputs do not start at a multiple of {ALIGNMENT} bytes ({names}): "
-                "each call copies them"
+                f"{self.plan.name}: {len(self._moved)} inputs do not start at a multiple of {ALIGNMENT} bytes "
+                f"({names}): each call copies them"
             )
         self.copied_inputs = max(self.copied_inputs, len(self._moved))
         return found
