@@ -134,6 +134,7 @@ class Loaded:
     def __init__(self, record: dict, folder: Path):
         import torch
 
+        torch.zeros(1, device="cuda")  # makes PyTorch's context the current one
         self.cuda = ctypes.CDLL("libcuda.so.1")
         module = ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), (folder / record["file"]).read_bytes() + b"\0")
