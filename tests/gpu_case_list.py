@@ -59,7 +59,7 @@ def _integers(a, b, c):
     return (
         a + b, a * b, a - c, a // b, a % b, torch.div(a, b, rounding_mode="trunc"), a & c, a | c, a ^ c, ~a, -a, a.abs(),
         torch.maximum(a, c), torch.minimum(a, c), a == c, a < b, a.clamp(-7, 9), torch.where(a > b, a, c),
-        torch.sign(a), a.remainder(7), a.long() + 1, a.float() / 3, a.to(torch.int32) - 1,
+        torch.sign(a), a.remainder(7), a.long() + 1, a.float() * 3, a.to(torch.int32) - 1,
     )  # fmt: skip
 
 
@@ -313,7 +313,7 @@ def precisions(name: str, run: Any, make: Any, among: str = "f32 tf32 bf16 f16",
 def contractions() -> Iterator[Case]:
     for m, n, k in SHAPES:
         make = lambda r, m=m, n=n, k=k: (r(m, k), r(k, m), r(k, n), r(n, k))
-        yield from precisions(f"{m}x{n}x{k}", _layouts, make, "f32 tf32 bf16 f16 f64" if m in (33, 128) else "f32 tf32 bf16 f16", quick=m == 257)
+        yield from precisions(f"{m}x{n}x{k}", _layouts, make, "f32 tf32 bf16 f16 f64" if m in (33, 128) else "f32 tf32 bf16 f16", together=True, quick=m == 257)
     epilogue = lambda x, w, b, y: F.gelu(F.linear(x, w, b)) + y
     for m, n, k in ((33, 65, 40), (256, 384, 128), (300, 513, 260)):
         make = lambda r, m=m, n=n, k=k: (r(m, k), r(n, k) * k**-0.5, r(n), r(m, n))
@@ -420,7 +420,8 @@ def _window(q, k, v):
 def attention() -> Iterator[Case]:
     every = "f32 tf32 bf16 f16"
     for d in (16, 24, 32, 64, 72, 80, 96, 128, 256):
-        among = every if d in (24, 64, 128) else "f32 bf16" if d != 256 else "f32 tf32 bf16"
+        # (float32 without TF32 takes long to compile for the widest heads)
+        among = every if d in (24, 64, 128) else "f32 bf16" if d < 96 else "tf32 bf16"
         yield from precisions(f"causal-{d}", attend(is_causal=True), heads(2, 2, 70, 70, d), among, grad=True, quick=d == 64, factor=3)
     for t, s in ((1, 37), (17, 1), (128, 128), (65, 300), (300, 65), (513, 513)):
         among = every if t in (128, 65) else "f32 bf16"

@@ -35,6 +35,20 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="wants the GPU to itself: -m alone, without -n"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A process whose CUDA context is lost ends: the tests that it still has go to another one."""
+    report = yield
+    if report.failed and "PYTEST_XDIST_WORKER" in os.environ and torch.cuda.is_available():
+        try:
+            torch.cuda.synchronize()
+        except Exception as lost:
+            text = f"{item.nodeid}: the CUDA context is lost: {str(lost).splitlines()[0]}\n{report.longreprtext}\n"
+            os.write(2, text.encode())
+            os._exit(3)
+    return report
+
+
 @pytest.fixture(autouse=True)
 def settings():
     """Full float32 in eager, as in compiled steps."""
