@@ -1,0 +1,102 @@
+"""Fifty training steps of GPT-2 124M, compiled and eager, from the same parameters on the same data: losses as JSON.
+
+    python benchmarks/gpt2_losses_gpu.py --out benchmarks/results [--steps 50] [--batch 8] [--precision f32 tf32 bf16]
+
+The yardstick is eager in float64: in each precision the compiled losses must be as close to it as eager's own (factor
+2, by the norm over all steps), or differ from eager's by no more than rounding does (three times eager's distance).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+import nova
+from nova.bench import gpt2, timing
+
+
+def train(precision: str, compiled: bool, steps: int, batch: int, layers: int, length: int) -> dict:
+    """Losses of one run."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.set_float32_matmul_precision("high" if precision in ("tf32", "bf16") else "highest")
+    torch.manual_seed(0)
+    model = gpt2.GPT2(layers).cuda()  # drawn in float32, whatever it trains in
+    if precision == "f64":
+        model.double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    generator = torch.Generator("cuda").manual_seed(1)
+    # tokens that can be learnt: a slowly changing ramp with noise
+    start = torch.randint(1000, (steps, batch, 1), device="cuda", generator=generator)
+    noise = torch.randint(3, (steps, batch, length + 1), device="cuda", generator=generator)
+    data = (start + 7 * torch.arange(length + 1, device="cuda") + noise) % gpt2.VOCABULARY
+
+    def step(ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+            loss = model(ids, targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    run = nova.jit(step) if compiled else step
+    began = time.perf_counter()
+    losses = [run(d[:, :-1].contiguous(), d[:, 1:].contiguous()) for d in data]
+    nova.synchronize()
+    found = [loss.item() for loss in losses]
+    return {
+        "who": "nova" if compiled else "eager", "precision": precision, "batch": batch, "steps": steps,
+        "length": length, "layers": layers, "seconds": time.perf_counter() - began, "losses": found,
+        "captures": run.captures if compiled else 0,
+    }  # fmt: skip
+
+
+def distance(a: list[float], b: list[float]) -> float:
+    x, y = torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)
+    return ((x - y).norm() / y.norm()).item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=gpt2.LAYERS)
+    parser.add_argument("--length", type=int, default=gpt2.CONTEXT)
+    parser.add_argument("--precision", nargs="+", default=["tf32", "bf16"], choices=["f32", "tf32", "bf16"])
+    options = parser.parse_args()
+    shape = (options.steps, options.batch, options.layers, options.length)
+    exact = train("f64", False, *shape)
+    rows, failed = [exact], 0
+    print(f"float64 eager: {exact['losses'][0]:.4f} -> {exact['losses'][-1]:.4f}, {exact['seconds']:.0f} s", flush=True)
+    for precision in options.precision:
+        eager, mine = (train(precision, compiled, *shape) for compiled in (False, True))
+        rows += [eager, mine]
+        own, theirs, apart = (
+            distance(mine["losses"], exact["losses"]), distance(eager["losses"], exact["losses"]),
+            distance(mine["losses"], eager["losses"]),
+        )  # fmt: skip
+        mine |= {"error": own, "eager_error": theirs, "distance_to_eager": apart}
+        good = own <= 2 * theirs + 1e-7 and apart <= 3 * theirs + 1e-7 and mine["captures"] == 1
+        failed += not good
+        largest = max(abs(a - b) for a, b in zip(mine["losses"], eager["losses"], strict=True))
+        print(
+            f"{precision}: last loss {mine['losses'][-1]:.6f}, eager {eager['losses'][-1]:.6f}; error {own:.2e}, "
+            f"eager's {theirs:.2e}, apart {apart:.2e} (at most {largest:.2e} in one step), captured {mine['captures']} times, "
+            f"{mine['seconds']:.0f} s: {'good' if good else 'TOO FAR'}", flush=True,
+        )  # fmt: skip
+    path = options.out / "gpt2_losses_gpu.json"
+    timing.save(path, rows)
+    print(f"saved {path}")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
