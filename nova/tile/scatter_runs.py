@@ -9,14 +9,15 @@ from nova.tile import sort
 from nova.tile.builder import Program
 from nova.tile.combine import identity
 from nova.tile.layout import NestedLayout, blocked
-from nova.tile.text import Operand, Value
+from nova.tile.text import BITS, Operand, Value
 from nova.tile.updates import Columns, Updates
 from nova.tile.whole_op import Op, combination, decode, dot, power_of_two
 
 WARPS = 8
 LONG = 16  # updates of a place from which on whole blocks combine them
 WIDEST = 8  # vectors of a thread along the columns
-ROWS = 8  # registers of a thread along a long run
+ROWS = 8  # of a thread along a long run, where its columns are few
+SUMS = 64  # registers of a thread's sums along a long run
 
 
 def _keys(op: Op, updates: Updates) -> int:
@@ -91,7 +92,9 @@ def _before(columns: Columns, updates: Updates, place: Value, mask: Value) -> Va
 
 def _long_runs(op: Op, updates: Updates, found: sort.Sorted, begins: int, ends: int) -> None:
     """A run of LONG or more has just one first position that is a multiple of LONG: that block's."""
-    layout = _tile(op, updates, 1, ROWS)
+    vector = updates.vector(op)
+    words = vector * max(1, BITS[op.element(0)] // 32)
+    layout = _tile(op, updates, 1, SUMS // words if updates.columns >= 32 * vector else ROWS)
     width = layout.shape[1]
     parts = -(-updates.columns // width)
     p = op.launch("long", -(-updates.count // LONG) * parts, WARPS * 32)
