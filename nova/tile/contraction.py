@@ -33,6 +33,7 @@ from nova.tile.expressions import Domain
 from nova.tile.layout import WARP, NestedLayout, blocked
 from nova.tile.text import BITS, Operand, Value
 
+REDUCING_LANES = 8  # along a row that is reduced: 128 bytes of it at once are enough for memory
 SLICE = 32  # results of a thread that go through the epilogue together
 MERGE_THREADS = 256
 
@@ -156,7 +157,7 @@ class _Generator:
             place.prefetch()
             place.finish()
             return
-        layout = slice_layout(bm, bn, program.threads)
+        layout = slice_layout(bm, bn, program.threads, REDUCING_LANES if self.plan.form.tile else WARP)
         height = layout.shape[0]
         domain = Domain(program, layout)
         shared: list[Value] = []
@@ -227,11 +228,14 @@ class _Generator:
         return program
 
 
-def slice_layout(bm: int, bn: int, threads: int) -> NestedLayout:
-    """Rows of a block, as many as make SLICE results a thread, held in runs of 4 columns by the lanes of a warp."""
+def slice_layout(bm: int, bn: int, threads: int, across: int = WARP) -> NestedLayout:
+    """Rows of a block, as many as make SLICE results a thread, held in runs of 4 columns by the lanes of a warp.
+
+    `across`: lanes along a row at most. Few of them leave more of a reduction along the row within a thread.
+    """
     warps = threads // WARP
     run = min(4, bn)
-    lanes_n = power_within(bn // run, WARP)
+    lanes_n = power_within(bn // run, across)
     lanes_m = WARP // lanes_n
     height = warps * lanes_m
     while height * 2 <= bm and height * 2 * bn <= SLICE * threads:
