@@ -125,11 +125,15 @@ def lower_kernel(text: str, options: Any, last: int = 5) -> Iterator[tuple[str, 
 
 def build_kernel(text: str, target: Target) -> Any:
     """From one outlined kernel (text, level 1) to object code. Pure: runs in worker processes, cached by its input."""
-    if target.is_gpu:
+    from nova.schedule.target import CpuTarget, GpuTarget
+
+    if isinstance(target, GpuTarget):
         from nova.gpu import compile
 
         return compile.build(text, target)
     from nova.cpu.compile import compile_kernel
+
+    assert isinstance(target, CpuTarget)
 
     *_, (_, module) = lower_kernel(text, target)
     return compile_kernel(str(module), target)

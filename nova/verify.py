@@ -177,7 +177,7 @@ def _compare(
     from nova.schedule import target
 
     device = placement.device_of(captured)
-    executable = pipeline.compile_step(captured, target.by_name(device), options, device=device).executable
+    executable: Any = pipeline.compile_step(captured, target.by_name(device), options, device=device).executable
     specs = captured.signature.inputs
     mine = [v.clone() for v in values]
     tensors = [v for v, s in zip(mine, specs, strict=True) if s.role not in ("scalar", "seed")]

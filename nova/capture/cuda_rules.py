@@ -129,10 +129,11 @@ def gru_cell_backward(
 
 
 # Names differ between versions of PyTorch: what a version lacks needs no rule.
-for _name, _rule in {
+_RULES: dict[str, Any] = {
     "_fused_rms_norm": rms_norm, "_fused_rms_norm_backward": rms_norm_backward, "_thnn_fused_lstm_cell": lstm_cell,
     "_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward, "_thnn_fused_gru_cell": gru_cell,
     "_thnn_fused_gru_cell_backward": gru_cell_backward,
-}.items():  # fmt: skip
+}  # fmt: skip
+for _name, _rule in _RULES.items():
     if hasattr(aten, _name):
         decomposed(getattr(aten, _name).default)(_rule)

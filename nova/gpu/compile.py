@@ -65,10 +65,10 @@ def run(module: ir.Module, options: Any = None) -> str:
     """to-ptx: the assembly text of a level-5 module; `options` names the target."""
     from nova.gpu.to_ptx import to_ptx
     from nova.schedule.annotate import target_of
-    from nova.schedule.target import PRESETS
+    from nova.schedule.target import PRESETS, GpuTarget
 
     target = target_of(options)
-    return to_ptx(module, (target if target.is_gpu else PRESETS["h100"]).arch)
+    return to_ptx(module, (target if isinstance(target, GpuTarget) else PRESETS["h100"]).arch)
 
 
 def kernel_name(module: ir.Module) -> str:

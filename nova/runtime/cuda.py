@@ -188,7 +188,7 @@ class Module:
         return found.value or 0
 
     def __del__(self) -> None:
-        handle, self._handle = getattr(self, "_handle", None), None
+        handle, self._handle = getattr(self, "_handle", None), ctypes.c_void_p()
         if handle:
             try:
                 with self._owner.context():

@@ -127,7 +127,9 @@ class DeviceExecutable(Executable):
         self._stream: int | None = None  # of the last step
         self._shadow = (ctypes.c_uint8 * device_program.shadow_bytes(self.plan))()
         self._block = torch.zeros(max(self.plan.block_bytes, 1), dtype=torch.uint8, device=self._torch_device)
-        values = {name: device.driver.address(name) for name in device_program.WORDS if name.startswith("cu")}
+        values: dict[str, int | None] = {
+            name: device.driver.address(name) for name in device_program.WORDS if name.startswith("cu")
+        }
         values |= {
             "context": device.handle.value, "stream": ctypes.addressof(device.stream),
             "status": ctypes.addressof(device.status), "staging": ctypes.addressof(self._scalar_block),

@@ -23,7 +23,8 @@ COUNTS = {"nova.adam.default": 4, "nova.adagrad.default": 2, "nova.rmsprop.defau
 
 def devices_of(captured: CapturedStep) -> list[str]:
     """The devices that a step touches, sorted."""
-    found = {spec.type.device for spec in (*captured.signature.inputs, *captured.signature.outputs)}
+    found = {spec.type.device for spec in captured.signature.inputs}
+    found |= {spec.type.device for spec in captured.signature.outputs}
     for node in captured.graph.nodes if captured.graph is not None else ():
         found.update(type_.device for type_ in _types(node.meta.get("type")))
     return sorted(found)
@@ -64,11 +65,11 @@ def place(graph: StepGraph, captured: CapturedStep, device: str) -> StepGraph:
     for value, spec in zip(graph.values, inputs, strict=False):  # the arguments come first
         value.host = value.kind == "tensor" and spec.type.device == "cpu"
     counted = _counted(captured)
-    for output, spec in zip(graph.outputs, outputs, strict=True):
+    for output, said in zip(graph.outputs, outputs, strict=True):
         if output.state_of is None:
-            output.host = spec.type.device == "cpu"
+            output.host = said.type.device == "cpu"
         else:
-            output.counts = spec.input in counted and can_count(graph.values[output.state_of].dtype)
+            output.counts = said.input in counted and can_count(graph.values[output.state_of].dtype)
     return graph
 
 
@@ -81,7 +82,7 @@ def _counted(captured: CapturedStep) -> set[int]:
     places = {node: node.meta["input"] for node in nodes if node.op == "placeholder" and "input" in node.meta}
     results = nodes[-1].args[0]
     for node, spec in zip(results, captured.signature.outputs, strict=True):
-        if spec.kind != "state" or node.target is not operator.getitem:
+        if spec.kind != "state" or spec.input is None or node.target is not operator.getitem:
             continue
         update, position = node.args
         name = str(update.target)

@@ -470,12 +470,12 @@ class _StepPlanner:
         if call.raises:
             slot, self.error_slot = self.error_slot, self.error_slot + 1
         slots.append(Ref(self.plan.errors, slot * ERROR_BYTES))
-        table = call.count is not None and self.plan.device != "cpu"
-        if table:
+        by_table = call.count is not None and self.plan.device != "cpu"
+        if by_table:
             start = align(self.plan.block_bytes)
             self.plan.block_bytes = start + 8 * len(slots)
             slots.insert(0, Ref(self.plan.scalar_block, start))
-        return KernelCall(self.kernels[call.target][0], call.target, tuple(slots), call.raises, call.source, table)
+        return KernelCall(self.kernels[call.target][0], call.target, tuple(slots), call.raises, call.source, by_table)
 
 
 def _is_cell(value: GraphValue) -> bool:
