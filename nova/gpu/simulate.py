@@ -4,8 +4,9 @@
     report["kernel"].global_load.sectors           # what they did to get there
 
 It is slow and strict: it stops at accesses out of bounds, at shared memory read before it is written, at races between
-threads that no barrier separates, at data whose asynchronous copy has not been waited for, and at barriers or
-warp-wide instructions that some threads do not reach. It counts the memory traffic, bank conflicts and instructions.
+blocks and between threads that no barrier separates, at data whose asynchronous copy has not been waited for, and at
+barriers or warp-wide instructions that some threads do not reach. It counts memory traffic, bank conflicts and
+instructions.
 
 Each operation of a function becomes one Python closure, once; then every block runs the closures in order. Threads
 that do not take part in a branch are masked: their values are computed and dropped, their memory accesses not made.
@@ -27,6 +28,7 @@ from nova import mlir
 from nova.gpu import simulate_access, simulate_asm, simulate_values, simulate_warp
 from nova.gpu import simulate_memory as counting
 from nova.gpu.simulate_memory import WARP, Access, GlobalMemory, SharedMemory, SimulationError, Traffic, Where, pointer
+from nova.gpu.simulate_order import GlobalOrder
 from nova.gpu.simulate_values import Array, Builder, Kind
 from nova.mlir import ir
 
@@ -203,7 +205,7 @@ class Block:
             thread = int(np.argmax(here & ~named))
             raise SimulationError(f"{where}\n  thread {thread}: not in its own member mask {int(bits[thread]):#x}")
         lanes = ((bits[:, None] >> np.arange(WARP, dtype=np.uint32)) & np.uint32(1)).astype(np.bool_)
-        padded = np.zeros(self.warps * WARP, np.bool_)
+        padded = np.ones(self.warps * WARP, np.bool_)  # lanes that no thread has are not waited for
         padded[: self.threads] = here
         present = np.repeat(padded.reshape(-1, WARP), WARP, axis=0)[: self.threads]
         if (lanes & ~present & here[:, None]).any():
@@ -264,6 +266,7 @@ class Function:
     regions: list[Region]
     shared_bytes: int
     granule: int  # smallest shared-memory access, in bytes
+    global_granule: int  # smallest global one
 
 
 class Program:
@@ -342,7 +345,7 @@ class Compiler:
         self.slot_of: dict[ir.Value, int] = {}
         self.presets: list[Any] = []
         self.regions: list[Region] = []
-        self.granule = 16
+        self.granule = self.global_granule = 16
 
     def compile(self) -> Function:
         block = self.op.regions[0].blocks[0]
@@ -354,6 +357,7 @@ class Compiler:
         return Function(
             _name(self.op), self._threads(), _triple(self.op, ("nova_gpu.grid", "nova_tile.grid")), arguments,
             self.presets, body, self.regions, self.program.shared_bytes(dynamic), self.granule,
+            self.global_granule,
         )  # fmt: skip
 
     def _threads(self) -> int:
@@ -381,9 +385,11 @@ class Compiler:
         return Where(_name(self.op), op)
 
     def touches(self, space: int, size: int, align: int) -> None:
-        """Notes an access to shared memory: the smallest one decides how finely races are tracked."""
+        """Notes an access: the smallest one to shared and to global memory decides how finely races are tracked."""
         if space == simulate_access.SHARED:
             self.granule = min(self.granule, size & -size, align)
+        else:
+            self.global_granule = min(self.global_granule, size & -size, align)
 
     def pure(self, op: ir.Operation, function: Callable[..., Any]) -> Step:
         """A step that computes the only result from the operands."""
@@ -585,12 +591,14 @@ def run(
     grid: tuple[int, int, int] | None = None,
     blocks: Iterable[tuple[int, int, int]] | None = None,
     memory: Sequence[Array] = (),
+    ordered: bool = True,
 ) -> Report:
     """Runs kernels of a level-5 module one after another (default: all, in order) on the same arguments.
 
     `buffers` holds one entry an argument: an array for a pointer (changed in place; bf16 as uint16), None for a null
     pointer, a number for a scalar. `grid` overrides the functions' grid attribute; `blocks` runs only some blocks.
     `memory`: arrays that the addresses (`array.ctypes.data`) in tables of words may point into.
+    `ordered`: whether threads that nothing orders may not write to one place, as they may when an index repeats.
     Raises SimulationError, with the operation, for what the module's docstring lists.
     """
     program = Program(module_text)
@@ -601,6 +609,7 @@ def run(
     with np.errstate(all="ignore"):
         for name in kernels if kernels is not None else program.functions:
             function = Compiler(program, program.functions[name]).compile()
+            state.order = GlobalOrder(function.global_granule) if ordered else None
             reports.append(_launch(function, state, buffers, grid, chosen))
     state.write_back()
     return Report(reports)
@@ -636,6 +645,8 @@ def _launch(
     every = ((x, y, z) for z, y, x in itertools.product(range(size[2]), range(size[1]), range(size[0])))
     for place in chosen if chosen is not None else every:
         block.start(place, arguments)
+        if state.order is not None:
+            state.order.start_block()
         function.body.run(block)
         report.blocks += 1
     for region in function.regions:

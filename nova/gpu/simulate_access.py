@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TABLE: dict[str, Builder] = {}
 DYNAMIC = -(1 << 31)
-SHARED = 3
+GLOBAL, SHARED = 1, 3
 REGISTER = np.int32
 
 
@@ -174,6 +174,7 @@ def _cp_async(c: Compiler, op: ir.Operation) -> Step:
     target, source, *rest = c.slots(op.operands)
     size, where = int(op.attributes["size"].value), c.where(op)
     c.touches(SHARED, size, size)
+    c.touches(GLOBAL, size, size)
 
     def step(s: Block) -> None:
         amount = s.values[rest[0]] if rest else None
@@ -211,6 +212,8 @@ def _barrier(c: Compiler, op: ir.Operation) -> Step:
         s.require_all(where)
         s.counters["barriers"] += 1
         s.shared.barrier()
+        if s.memory.order is not None:
+            s.memory.order.barrier()
 
     return step
 

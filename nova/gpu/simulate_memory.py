@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from nova.errors import NovaError
+from nova.gpu.simulate_order import GlobalOrder
 from nova.gpu.simulate_values import Array
 from nova.mlir import ir
 
@@ -114,6 +115,7 @@ class GlobalMemory:
 
     def __init__(self, buffers: Sequence[Any], memory: Sequence[Array] = ()):
         self.originals = [b if isinstance(b, np.ndarray) else None for b in (*buffers, *memory)]
+        self.order: GlobalOrder | None = None
         self.sizes: list[int] = []
         self.data: list[Array] = []
         largest: dict[int, Array] = {}  # by where an array starts
@@ -203,6 +205,8 @@ class GlobalMemory:
         width = np.dtype(dtype).itemsize
         result = np.zeros((len(access.address), count), view_dtype(width))
         for number, offsets, lanes in self.parts(access):
+            if self.order is not None and not self._is_error_record(number):
+                self.order.note_read(access, self.data[number], offsets, access.threads[lanes])
             memory = self.data[number].view(view_dtype(width))
             result[lanes] = memory[_elements(offsets, width, count)]
         return result
@@ -211,8 +215,15 @@ class GlobalMemory:
         """`values`: [threads, count] unsigned integers."""
         width, count = values.dtype.itemsize, values.shape[1]
         for number, offsets, lanes in self.parts(access):
+            if self.order is not None and not self._is_error_record(number):
+                self.order.note_write(access, self.data[number], offsets, access.threads[lanes])
             memory = self.data[number].view(view_dtype(width))
             memory[_elements(offsets, width, count)] = values[lanes]
+
+    def _is_error_record(self, number: int) -> bool:
+        """Two words, flag and value, which any thread may write."""
+        original = self.originals[number]
+        return original is not None and original.dtype == np.int64 and original.size == 2
 
     def update(self, access: Access, values: Array, dtype: Any, combine: Any) -> Array:
         """Read-modify-write one lane after another; returns the old values."""

@@ -77,7 +77,9 @@ def shuffle_step(
     s.require_members(where, members)
     source, inside = shuffle_source(mode, lane, s.everywhere(offset), s.everywhere(control))
     from_thread = s.thread - lane + source
-    if s.active is not None and (dead := ~s.active[from_thread] & s.active).any():
+    here = np.ones(s.threads, np.bool_) if s.active is None else s.active
+    inside_block = np.minimum(from_thread, s.threads - 1)
+    if (dead := here & ((from_thread > inside_block) | ~here[inside_block])).any():
         thread = int(np.argmax(dead))
         text = f"thread {thread} shuffles from thread {int(from_thread[thread])}, which does not take part"
         raise SimulationError(f"{where}\n  {text}")

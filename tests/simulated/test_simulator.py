@@ -173,6 +173,35 @@ def test_a_barrier_that_some_threads_do_not_reach():
         run(kernel(body), [None, None])
 
 
+def test_blocks_of_a_launch_are_not_ordered():
+    """One block reads what another writes, or both write one place; in two launches the same is fine."""
+    block = "%b = nvvm.read.ptx.sreg.ctaid.x : i32\n%size = arith.constant 32 : i32\n%at = arith.muli %b, %size : i32\n"
+    own, first = "%i = arith.addi %at, %tid : i32\n", "%i = arith.addi %c0, %tid : i32\n"
+    write = "%x = arith.constant 1.0 : f32\n" + store("%x", "%a0", "%i")
+    buffers = [floats(64), np.zeros(64, np.float32)]
+    run(kernel(block + own + write), buffers, grid=(2, 1, 1))
+    with pytest.raises(SimulationError, match="writes what another block has written in the same launch"):
+        run(kernel(block + first + write), buffers, grid=(2, 1, 1))
+    run(kernel(block + first + write), buffers, grid=(2, 1, 1), ordered=False)
+    ahead = "%j = arith.addi %size, %tid : i32\n" + load("y", "%a0", "%j")
+    with pytest.raises(SimulationError, match="writes what another block has read in the same launch"):
+        run(kernel(block + own + ahead + write), buffers, grid=(2, 1, 1))
+    behind = "%o = arith.subi %at, %at : i32\n%j = arith.addi %o, %tid : i32\n" + load("y", "%a0", "%j")
+    with pytest.raises(SimulationError, match="reads what another block has written in the same launch"):
+        run(kernel(block + own + write + behind), buffers, grid=(2, 1, 1))
+
+
+def test_threads_meet_in_global_memory_only_at_barriers():
+    write = "%x = arith.constant 1.0 : f32\n" + store("%x", "%a0")
+    fetch = NEIGHBOUR + load("y", "%a0", "%n") + store("%y", "%a1")
+    buffers = [floats(32), np.zeros(32, np.float32)]
+    run(kernel(write + "nvvm.barrier\n" + fetch), buffers)
+    with pytest.raises(SimulationError, match="reads what thread 1 has written since the last barrier"):
+        run(kernel(write + fetch), buffers)
+    with pytest.raises(SimulationError, match="in global memory"):
+        run(kernel("%x = arith.constant 1.0 : f32\n" + store("%x", "%a0", "%c0")), buffers)
+
+
 # --- asynchronous copies ---------------------------------------------------------------------------------------------
 
 COPY = (
@@ -234,6 +263,15 @@ def test_a_shuffle_waits_for_the_threads_of_its_mask():
     body += "scf.if %c {\n%y = nvvm.shfl.sync bfly %all, %tid, %c1, %cl : i32 -> i32\n}\n"
     with pytest.raises(SimulationError, match="waits for threads that do not get here"):
         run(kernel(body), [None, None])
+
+
+def test_a_block_of_less_than_a_warp_shuffles_among_itself():
+    body = "%cl = arith.constant 31 : i32\n%y = nvvm.shfl.sync bfly %all, %tid, %c1, %cl : i32 -> i32\n"
+    out = np.zeros(8, np.int32)
+    run(kernel(body + store("%y", "%a0", element="i32"), 1, threads=8), [out])
+    np.testing.assert_array_equal(out, np.arange(8) ^ 1)
+    with pytest.raises(SimulationError, match="thread 6 shuffles from thread 7, which does not take part"):
+        run(kernel(body + store("%y", "%a0", element="i32"), 1, threads=7), [out])
 
 
 MATRIX = (
@@ -381,11 +419,12 @@ def test_wide_shared_accesses_go_by_quarter_warps():
 
 
 def test_blocks_and_instructions():
-    body = "%b = nvvm.read.ptx.sreg.ctaid.y : i32\n" + store("%b", "%a0", "%b", "i32")
+    body = "%b = nvvm.read.ptx.sreg.ctaid.y : i32\n%first = arith.cmpi eq, %tid, %c0 : i32\nscf.if %first {\n"
+    body += store("%b", "%a0", "%b", "i32") + "}\n"
     out = np.full(3, -1, np.int32)
     report = run(kernel(body, 1, threads=64), [out], grid=(1, 3, 1))["k"]
     np.testing.assert_array_equal(out, [0, 1, 2])
-    assert report.blocks == 3 and report.instructions["llvm.store"] == 6
+    assert report.blocks == 3 and report.instructions["llvm.store"] == 3
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------
