@@ -118,10 +118,31 @@ def doctor() -> None:
     versions["python"] = sys.version.split()[0]
     console.print(", ".join(f"{name} {version}" for name, version in versions.items()))
     console.print(host())
+    for index in range(torch.cuda.device_count()):
+        _describe_gpu(index)
     table = Table("setting", "default", "meaning")
     for name, default, meaning in TABLE:
         table.add_row(name, default or "-", meaning)
     console.print(table)
+
+
+def _describe_gpu(index: int) -> None:
+    from nova.errors import NovaError
+    from nova.gpu import ptxas
+    from nova.runtime import cuda
+    from nova.schedule.target import device
+
+    try:
+        console.print(device(index))
+        found = cuda.driver()
+    except NovaError as error:
+        console.print(str(error))
+        return
+    cuda_version, ptx = (".".join(map(str, v)) for v in (found.version, found.ptx_version))
+    console.print(
+        f"{cuda.device(index).name}: driver of CUDA {cuda_version}, reads PTX up to {ptx}; "
+        f"ptxas: {ptxas.version() or 'none, the driver assembles kernels'}"
+    )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def key_of(objects: ObjectMap, options: Options) -> str:
     from nova.runtime.key import Key, compiler_version
     from nova.schedule import target
 
-    devices = {str(tensor.device) for tensor, _ in objects.tensors} | {"cpu"}
+    devices = {str(tensor.device) for tensor, _ in objects.tensors if tensor.device.type == "cuda"} | {"cpu"}
     return Key.of({
         "before capture": store.key_before_capture(objects, options.key()),
         "target": [repr(target.by_name(device)) for device in sorted(devices)],
