@@ -89,8 +89,8 @@ def main() -> None:
         largest = max(abs(a - b) for a, b in zip(mine["losses"], eager["losses"], strict=True))
         print(
             f"{precision}: last loss {mine['losses'][-1]:.6f}, eager {eager['losses'][-1]:.6f}; error {own:.2e}, "
-            f"eager's {theirs:.2e}, apart {apart:.2e} (at most {largest:.2e} in one step), captured {mine['captures']} times, "
-            f"{mine['seconds']:.0f} s: {'good' if good else 'TOO FAR'}", flush=True,
+            f"eager's {theirs:.2e}, apart {apart:.2e} (at most {largest:.2e} in one step), "
+            f"captured {mine['captures']} times, {mine['seconds']:.0f} s: {'good' if good else 'TOO FAR'}", flush=True,
         )  # fmt: skip
     path = options.out / "gpt2_losses_gpu.json"
     timing.save(path, rows)
