@@ -241,7 +241,7 @@ def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     if p.total:
         tiles = -(-p.rows // shape.rows)
         loaded = int(p.row_bytes / 4 * shape.row_batch * shape.column_batch * p.vector)
-        ahead = loaded <= AHEAD_REGISTERS
+        ahead = loaded <= AHEAD_REGISTERS and shape.rows > 1  # (which rows are left is tested along the tile's own)
         parts = min(tiles, target.sms * _resident(p, shape, target, loaded if ahead else 0))
     return TileShape(
         shape.row_threads, shape.column_threads, shape.row_batch, shape.column_batch, ahead=ahead, parts=parts,
