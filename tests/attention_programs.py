@@ -52,7 +52,8 @@ class TileKernel:
         self.workspace = int(found[1])
 
     def call(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        workspace = np.full(max(self.workspace // 4, 1), np.nan, np.float32)
+        kind = np.dtype(np.float64 if "xf64>" in self.text else np.float32)  # of the statistics
+        workspace = np.full(max(self.workspace // kind.itemsize, 1), np.nan, kind)
         buffers = [array(tensor) for tensor in (*inputs, *outputs)]
         self.run(self.text, [*buffers, workspace, np.zeros(2, np.int64)])
 

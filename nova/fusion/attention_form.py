@@ -68,6 +68,11 @@ class Attention:
         """What a dot product is multiplied by to be a base-2 score."""
         return self.scale * LOG2_E
 
+    @property
+    def sums(self) -> str:
+        """The type of scores, statistics and accumulators."""
+        return "f64" if self["q"].dtype == "f64" else "f32"
+
     def problem(self) -> AttentionProblem:
         direction: Direction = "forward" if self.name == "online_attention" else "backward"
         return AttentionProblem(

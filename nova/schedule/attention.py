@@ -191,6 +191,7 @@ COPY_SHARE = 0.5  # of a copy's time that other units' work does not hide
 # steps and so overlap; warps of a block meet at barriers. Set from measurements with 1 to 4 blocks, for 14 tiles.
 OVERLAP_FLOOR, OVERLAP_ALONE, ENOUGH_WARPS = 0.5, 0.27, 8
 THREAD_OVERHEAD = {"forward": 40, "query": 20, "key": 20}  # registers for addresses, masks and statistics
+DOUBLE_OVERHEAD = 120  # f64: all of these, and operands
 SPLIT_OVERHEAD = 24  # and for the halves of operands
 SPILL_PENALTY = 4.0
 MMA_SYNC_SHARE = 0.64  # of the tensor peak, on boards whose peak takes warpgroup instructions
@@ -202,7 +203,7 @@ Program = Literal["forward", "query", "key"]
 
 def operand_width(dtype: str) -> int:
     """Columns of the right operand that are in registers at a time."""
-    return 64 if ELEMENT_BYTES[dtype] <= 2 else 32
+    return {2: 64, 4: 32, 8: 8}[ELEMENT_BYTES[dtype]]
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,8 @@ def _registers(problem: AttentionProblem, tile: _Tile) -> int:
     own = 0.0
     if tile.hold:
         own = (dim if tile.program == "forward" else dim + value_dim) * words
+    if problem.dtype == "f64":  # two registers a value, and all of k of a thread's rows and columns
+        return int(tile.warp_rows * (accumulators + scores) / 16) + DOUBLE_OVERHEAD
     per_row = accumulators + scores + own + CHUNK * words
     width = operand_width(problem.dtype) * (2 if tile.program == "key" else 1)  # of dK's and of dV's right operand
     flight = CHUNK * min(width, max(dim, value_dim)) * words / 32
@@ -363,18 +366,19 @@ def _gpu_plan(problem: AttentionProblem, target: GpuTarget, tile: _Tile) -> _Pla
     return _Plan(tile, registers, shared, resident, resident if tight else 0, seconds * tile.launches**0.25, reasons)
 
 
-def _gpu_tiles(program: Program, splits: int) -> Iterator[_Tile]:
+def _gpu_tiles(program: Program, problem: AttentionProblem) -> Iterator[_Tile]:
+    long = _splits(problem) > 1 or problem.dtype == "f64"  # a chunk's contractions are many instructions as it is
     for warps in (4, 8, 2, 1):
         for warp_rows in (16, 32) if program == "forward" else (16,):  # 32 would hold two operands and their products
-            for columns in (64, 32, 16) if splits == 1 else (16,):  # split contractions are long enough as they are
+            for columns in (16,) if long else (64, 32, 16):
                 for stages in (2, 1):
-                    for hold in (True, False):
+                    for hold in (False,) if problem.dtype == "f64" else (True, False):
                         for launches in (1, 2) if program == "key" else (1,):
                             yield _Tile(program, warps * warp_rows, columns, warps, stages, hold, launches)
 
 
 def _gpu_best(problem: AttentionProblem, target: GpuTarget, program: Program) -> _Plan:
-    plans = (_gpu_plan(problem, target, tile) for tile in _gpu_tiles(program, _splits(problem)))
+    plans = (_gpu_plan(problem, target, tile) for tile in _gpu_tiles(program, problem))
     best = min((plan for plan in plans if plan), key=lambda plan: plan.seconds, default=None)
     if best is None:
         raise ValueError(

@@ -9,7 +9,10 @@ left operands in the registers they are in. What both need of every row is in at
 
 from __future__ import annotations
 
+import math
+
 from nova.fusion.attention_form import Attention
+from nova.schedule.target import ELEMENT_BYTES
 from nova.tile.attention_mask import Scores, Spot
 from nova.tile.attention_statistics import Workspace, accumulator_rows, planes, statistics
 from nova.tile.attention_tiles import (
@@ -141,7 +144,7 @@ class Key(Half):
             self.matrix(name, tile.rows, 1, self.batch, self.kv_head) for name in (("k", "v") if with_dk else ("k",))
         ]
         self.q, self.dout = (self.matrix(name, tile.columns, tile.stages) for name in ("q", "dout"))
-        self.shared = p.alloc_shared(tile.stages, planes(op), tile.columns, "f32", swizzle="none")
+        self.shared = p.alloc_shared(tile.stages, planes(op), tile.columns, op.sums, swizzle="none")
         self.sums = {
             name: Accumulator(self.engine, op.dim if name == "dk" else op.value_dim, tile) for name in self.tensors
         }
@@ -187,7 +190,7 @@ class Key(Half):
         p.async_copy(
             self.workspace.pointer, self.shared, stage, self.at, [0, query], strides=strides,
             extents=[-1, *bounds_of([op.queries], [self.tile.columns])],
-            vector=next(v for v in (4, 2, 1) if op.queries % v == 0), wide=is_wide(strides, (planes(op), op.queries)),
+            vector=math.gcd(op.queries, 16 // ELEMENT_BYTES[op.sums]), wide=is_wide(strides, (planes(op), op.queries)),
         )  # fmt: skip
 
     def _step(self, stage: Operand, block: Operand, carried: list[Value], edge: bool) -> list[Value]:
@@ -219,7 +222,7 @@ class Key(Half):
         sizes = ((1, *n) for n in (of.subgroup, of.batch, of.outer, of.thread, of.element))
         strides = ((0, *n) for n in (of.subgroup_strides, of.thread_strides))
         one = NestedLayout(*sizes, *strides)  # [1, 16]
-        tile = self.p.load_shared(self.shared, stage, [number, chunk * CHUNK], "f32", one)
+        tile = self.p.load_shared(self.shared, stage, [number, chunk * CHUNK], self.op.sums, one)
         return self.p.reduce(tile, [0], "addf")
 
     def _store(self, carried: list[Value]) -> None:

@@ -57,7 +57,8 @@ class Forward:
         p.async_commit()
         rows = layout.project([1])
         carried = [
-            p.splat(START, rows.shape, "f32", rows), p.splat(0.0, layout.shape, "f32", layout), *self.outputs.zeros(p),
+            p.splat(START, rows.shape, op.sums, rows), p.splat(0.0, layout.shape, op.sums, layout),
+            *self.outputs.zeros(p),
         ]  # fmt: skip
         most, total, *outputs = pipeline(
             p, tile.stages, key_bounds(p, op, tile, query), self._copy, self._step, carried, self._hold
@@ -117,8 +118,8 @@ class Forward:
         p, op, spot = self.p, self.op, self.spot
         if op.has("out"):
             empty = p.cmp("oeq", total, 0.0)
-            one = p.scalar(1.0, "f32")
-            inverse = p.select(empty, 0.0, p.binary("arith.divf", one, total, "fastmath = #arith.fastmath<arcp>"))
+            fast = "fastmath = #arith.fastmath<arcp>" if op.sums == "f32" else ""
+            inverse = p.select(empty, 0.0, p.binary("arith.divf", p.scalar(1.0, op.sums), total, fast))
             base = place(p, op["out"], spot.batch, spot.head)
             outputs = self.outputs.scaled(p, outputs, inverse)
             self.outputs.store(p, outputs, op["out"], base, spot.query, (op.queries, op.value_dim))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from nova.fusion.attention_form import LOG2_E, Access, Attention
 from nova.tile import philox
@@ -25,13 +25,23 @@ from nova.tile.layout import NestedLayout
 from nova.tile.text import Operand, Value
 
 EXCLUDED, START = -1e30, -9e29
-THRESHOLD, FLOOR, UNIT = 2.0**22, 2.0**40, 2.0**17  # powers of two, so all sums with them are exact
 FAST = "fastmath = #arith.fastmath<afn>"
 
 
+class Floor(NamedTuple):
+    """Where a float mask counts as "masked but finite", in base-2 units; powers of two, so all sums are exact."""
+
+    threshold: float
+    floor: float
+    unit: float
+
+
+FLOORS = {"f32": Floor(2.0**22, 2.0**40, 2.0**17), "f64": Floor(2.0**40, 2.0**70, 2.0**20)}
+
+
 def exp2(p: Program, x: Value) -> Value:
-    """2^x by the hardware's approximation; zero for what underflows."""
-    return p.unary("math.exp2", x, attrs=FAST)
+    """2^x, of f32 by the hardware's approximation; zero for what underflows."""
+    return p.unary("math.exp2", x, attrs=FAST if x.element == "f32" else "")
 
 
 @dataclass(frozen=True)
@@ -109,10 +119,11 @@ class Scores:
         entry = self._entries(access, spot, 0 if boolean else -math.inf)
         if boolean:
             return p.select(entry, scores, excluded)
-        entry = p.convert(entry, "f32")
+        entry = p.convert(entry, self.op.sums)
         bias = p.binary("arith.mulf", entry, LOG2_E)
         value = p.binary("arith.addf", scores, bias)
-        value = p.select(p.cmp("olt", bias, -THRESHOLD), -FLOOR, value)
+        threshold, floor, _ = FLOORS[self.op.sums]
+        value = p.select(p.cmp("olt", bias, -threshold), -floor, value)
         return p.select(p.cmp("oeq", entry, -math.inf), excluded, value)
 
     def _entries(self, access: Access, spot: Spot, fill: float) -> Value:
@@ -150,7 +161,7 @@ class Scores:
         uniform = p.binary("arith.shrui", self.domain.whole(word), 8)
         factor = 1.0 / (1.0 - op.dropout_p) if op.dropout_p < 1 else 0.0
         keep = p.cmp("sge", uniform, math.ceil(_as_f32(op.dropout_p) * 2**24))
-        return p.select(keep, p.scalar(factor, "f32"), p.scalar(0.0, "f32"))
+        return p.select(keep, p.scalar(factor, op.sums), p.scalar(0.0, op.sums))
 
 
 def _as_f32(number: float) -> float:
@@ -162,8 +173,9 @@ def log_sum_exp(p: Program, op: Attention, most: Value, total: Value) -> Value:
     """What forward saves of rows: their natural log-sum-exp, -inf for a row that saw no key."""
     value = p.fma(most, math.log(2.0), p.unary("math.log", total))
     if has_floor(op):
-        packed = p.binary("arith.subf", p.scalar(-FLOOR, "f32"), p.binary("arith.mulf", total, UNIT))
-        value = p.select(p.cmp("ole", most, -FLOOR / 2), packed, value)
+        _, floor, unit = FLOORS[op.sums]
+        packed = p.binary("arith.subf", p.scalar(-floor, op.sums), p.binary("arith.mulf", total, unit))
+        value = p.select(p.cmp("ole", most, -floor / 2), packed, value)
     return p.select(p.cmp("oeq", total, 0.0), -math.inf, value)
 
 
@@ -174,13 +186,9 @@ def bases(p: Program, op: Attention, statistic: Value) -> tuple[Value, Value | N
     base = p.binary("arith.mulf", value, LOG2_E)
     if not has_floor(op):
         return base, None
-    floored = p.cmp("ole", value, -FLOOR / 2)
-    total = p.binary("arith.mulf", p.binary("arith.subf", p.unary("arith.negf", value), FLOOR), 1.0 / UNIT)
+    _, floor, unit = FLOORS[op.sums]
+    floored = p.cmp("ole", value, -floor / 2)
+    total = p.binary("arith.mulf", p.binary("arith.subf", p.unary("arith.negf", value), floor), 1.0 / unit)
     total = p.select(floored, total, 1.0)
-    return p.select(floored, p.unary("math.log2", total), base), p.select(floored, FLOOR, 0.0)
-
-
-def splat_like(p: Program, value: Any, like: Value) -> Value:
-    """A tile held as `like` is, all of one number."""
-    assert like.shape is not None
-    return p.splat(value, like.shape, like.element, like.layout)
+    lift = p.select(floored, p.scalar(floor, op.sums), p.scalar(0.0, op.sums))
+    return p.select(floored, p.unary("math.log2", total), base), lift

@@ -34,7 +34,7 @@ class MaskGradient(Half):
         self.rows = {name: self.matrix(name, tile.rows, 1) for name in ("q", "dout")}
         self.others = {name: self.matrix(name, tile.columns, 1) for name in ("k", "v")}
         shape, layout = self.layout.shape, self.layout
-        zeros = [p.splat(0.0, shape, "f32", layout) for _ in range(tile.columns // CHUNK)]
+        zeros = [p.splat(0.0, shape, self.op.sums, layout) for _ in range(tile.columns // CHUNK)]
         self._store(self._walk(cell, (), zeros), cell)
         return p
 
@@ -92,7 +92,7 @@ class MaskGradient(Half):
                 tile = p.reduce(tile, [dim for dim, over in enumerate((over_query, over_key)) if over], "addf")
             if not kept:
                 one = NestedLayout((1,), (1,), (1,), (1,), (1,), (0,), (0,))
-                tile, kept = p.splat(tile, (1,), "f32", one), [(0, 1, 1)]
+                tile, kept = p.splat(tile, (1,), op.sums, one), [(0, 1, 1)]
             strides, extents = tuple(stride for _, stride, _ in kept), tuple(extent for _, _, extent in kept)
             p.store(
                 p.convert(tile, access.dtype), p.args[access.argument], base, [offset for offset, _, _ in kept],

@@ -7,6 +7,7 @@ rows and leaves them in the kernel's workspace for the ops after it; where there
 from __future__ import annotations
 
 from nova.fusion.attention_form import Access, Attention
+from nova.schedule.target import ELEMENT_BYTES
 from nova.tile.attention_mask import bases, has_floor
 from nova.tile.attention_tiles import Tile, access_vector, bounds_of, head_of, is_wide, padded, place
 from nova.tile.builder import Program
@@ -20,7 +21,7 @@ def statistics_bytes(op: Attention) -> int:
     """Workspace for the rows' statistics."""
     if op.name == "online_attention":
         return 0
-    return 4 * planes(op) * op.batch * op.heads * op.queries
+    return ELEMENT_BYTES[op.sums] * planes(op) * op.batch * op.heads * op.queries
 
 
 def planes(op: Attention) -> int:
@@ -51,7 +52,10 @@ class Workspace:
     def load(self, batch: Operand, head: Operand, query: Operand, layout: NestedLayout) -> list[Value]:
         at, extents = self.base(batch, head), bounds_of([self.op.queries], layout.shape)
         bases = [self.p.add(at, number * self.plane) for number in range(planes(self.op))]
-        return [self.p.load(self.pointer, base, [query], "f32", layout, strides=[1], extents=extents) for base in bases]
+        return [
+            self.p.load(self.pointer, base, [query], self.op.sums, layout, strides=[1], extents=extents)
+            for base in bases
+        ]
 
 
 def statistics(
@@ -65,7 +69,7 @@ def statistics(
         p.args[lse.argument], place(p, lse, batch, head), [query], lse.dtype, layout.project([1]),
         strides=lse.strides[-1:], extents=bounds_of(sizes, layout.shape[:1]), wide=is_wide(lse.strides[-1:], sizes),
     )  # fmt: skip
-    base, lift = bases(p, op, p.convert(saved, "f32"))
+    base, lift = bases(p, op, p.convert(saved, op.sums))
     return [base, delta] if lift is None else [base, delta, lift]
 
 
@@ -78,7 +82,7 @@ def _rows(
         p.args[access.argument], place(p, access, batch, head), [query, 0], access.dtype, layout, strides=strides,
         extents=bounds_of(sizes, layout.shape), vector=vector, wide=is_wide(strides, sizes),
     )  # fmt: skip
-    return p.convert(tile, "f32")
+    return p.convert(tile, op.sums)
 
 
 def _vector(op: Attention) -> int:

@@ -10,7 +10,7 @@ of neighbours, and for TF32 the contracted dimension is renamed so that neighbou
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from nova.errors import CompileError
 from nova.fusion.attention_form import Access, Attention
@@ -47,14 +47,18 @@ class Tile:
 
 @dataclass(frozen=True)
 class Engine:
-    """How operands of one type are contracted. f32 that may not be rounded is split in two TF32 numbers."""
+    """How operands of one type are contracted.
+
+    f32 that may not be rounded is split in two TF32 numbers. f64 is multiplied outside of tensor cores: the lanes of an
+    accumulator have all of k of their rows and columns in registers.
+    """
 
     element: str
     tf32: bool = False
 
     def __post_init__(self) -> None:
-        if self.element not in ("bf16", "f16", "f32"):
-            raise CompileError(f"attention on {self.element} has no GPU code; it takes bf16, f16 and f32")
+        if self.element not in ("bf16", "f16", "f32", "f64"):
+            raise CompileError(f"attention on {self.element} has no GPU code; it takes bf16, f16, f32 and f64")
 
     @property
     def bits(self) -> int:
@@ -65,24 +69,35 @@ class Engine:
         return self.element == "f32" and not self.tf32
 
     @property
+    def sums(self) -> str:
+        """The type of accumulators."""
+        return "f64" if self.element == "f64" else "f32"
+
+    @property
     def intrinsic(self) -> str:
+        if self.element == "f64":
+            return "FMA_F64_1x1x1"
         return "MMA_SYNC_TF32_16x8x8" if self.bits == 32 else f"MMA_SYNC_{self.element.upper()}_16x8x16"
 
     def lhs(self, rows: int, warps: tuple[int, int], paired: bool = False) -> NestedLayout:
+        if self.element == "f64":
+            return _with_k(mma_accumulator(rows, CHUNK, warps), 1)
         return mma_lhs(rows, CHUNK, warps, self.bits, paired and self.bits == 32)
 
     def rhs(self, width: int, warps: tuple[int, int], paired: bool = False) -> NestedLayout:
+        if self.element == "f64":
+            return _with_k(mma_accumulator(16 * warps[0], width, warps), 0)
         return mma_rhs(CHUNK, width, warps, self.bits, paired and self.bits == 32)
 
     def operand(self, p: Program, tile: Value) -> Parts:
         """What the contraction multiplies, of a tile of the operand type."""
-        if self.bits == 16:
+        if self.bits != 32:
             return (tile,)
         upper = p.round_tf32(tile)
         return (upper, p.round_tf32(p.binary("arith.subf", tile, upper))) if self.split else (upper,)
 
     def left(self, p: Program, tile: Value, rows: int, warps: tuple[int, int]) -> Parts:
-        """A chunk of an f32 accumulator as a left operand."""
+        """A chunk of an accumulator as a left operand."""
         return self.operand(p, p.to_layout(p.convert(tile, self.element), self.lhs(rows, warps, paired=True)))
 
     def dot(self, p: Program, a: Parts, b: Parts, c: Value) -> Value:
@@ -94,6 +109,17 @@ class Engine:
         for x, y in ((a[1], b[0]), (a[0], b[1]), (a[0], b[0])):
             total = p.mma(x, y, total, self.intrinsic)
         return p.binary("arith.addf", c, total)
+
+
+def _with_k(accumulator: NestedLayout, dim: int) -> NestedLayout:
+    """An accumulator's layout with the contracted dimension, all in registers, in place of `dim`."""
+    own = {"batch": CHUNK, "subgroup_strides": 0, "thread_strides": 0}
+
+    def change(name: str) -> tuple[int, ...]:
+        sizes = getattr(accumulator, name)
+        return tuple(own.get(name, 1) if d == dim else size for d, size in enumerate(sizes))
+
+    return NestedLayout(*(change(field.name) for field in fields(accumulator)))
 
 
 def access_vector(access: Access, columns: int, most: int = 16) -> int:
@@ -192,7 +218,7 @@ def products(
 ) -> list[Value]:
     """rows x others^T: the `wanted` chunks [rows, 16] of the block of `others` in a stage."""
     layout = mma_accumulator(tile.rows, CHUNK, tile.warps)
-    chunks = [p.splat(0.0, layout.shape, "f32", layout) for _ in wanted]
+    chunks = [p.splat(0.0, layout.shape, engine.sums, layout) for _ in wanted]
     for k in others.chunks:
         own = rows[k]
         for place, j in enumerate(wanted):
@@ -213,7 +239,7 @@ class Accumulator:
 
     def zeros(self, p: Program) -> list[Value]:
         layouts = [self.layout(start) for start in self.starts]
-        return [p.splat(0.0, layout.shape, "f32", layout) for layout in layouts]
+        return [p.splat(0.0, layout.shape, self.engine.sums, layout) for layout in layouts]
 
     def add(self, p: Program, tiles: list[Value], left: Parts, matrix: Matrix, stage: Operand, row: int) -> list[Value]:
         """+ left [rows, 16] x 16 rows of the matrix."""

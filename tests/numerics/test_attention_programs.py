@@ -16,11 +16,10 @@ from tests.attention_programs import level3, maker, tile_text
 from tests.numerics.test_attention import CASES, empty_rows
 
 H200, SMALL = targets.PRESETS["h200"], targets.PRESETS["rtx3060"]
-GPU_CASES = {name: case for name, case in CASES.items() if case.dtype != "f64"}
 TF32 = 2.0**-10
 
 
-@pytest.mark.parametrize("case", GPU_CASES.values(), ids=GPU_CASES)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_against_float64(case: Case) -> None:
     """float32 operands are split: errors are those of float32."""
     check(case, mask_grad=case.mask.startswith("float"), make=maker(H200))
@@ -70,8 +69,3 @@ def test_packed_operands_are_read_where_they_lie() -> None:
     text = tile_text(level3(case, True, False, H200), H200)
     assert len(re.findall("func.func", text)) == 2
     assert "nova_tile.gather" not in text and "vector = 8" in text
-
-
-def test_f64_says_that_it_has_no_code() -> None:
-    with pytest.raises(Exception, match="attention on f64 has no GPU code"):
-        maker(H200)(Case(dtype="f64"), False, False)

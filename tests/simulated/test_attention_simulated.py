@@ -23,7 +23,7 @@ ONE = Case(batch=1, heads=1, kv_heads=1, queries=80, keys=80, dim=32, value_dim=
 
 
 @pytest.mark.parametrize("board", ["a100", "rtx4090", "h200"])
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32", "f32"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32", "f32", "f64"])
 def test_precisions_and_boards(dtype: str, board: str) -> None:
     """Causal, over more than one block of keys, by each board's own tiles."""
     case = dataclasses.replace(ONE, dtype="f32" if dtype == "tf32" else dtype)
