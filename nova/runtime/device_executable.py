@@ -246,6 +246,11 @@ class DeviceExecutable(Executable):
                 tensor.record_stream(torch.cuda.current_stream(self._torch_device))
         arena.stream = self._stream = stream
 
+    def __del__(self) -> None:
+        """Code that the GPU may still be running must not be unloaded."""
+        if getattr(self, "_stream", None) is not None:
+            self._device.driver.result("cuEventSynchronize", self._event.handle)
+
     # -- errors
 
     def _raise(self, stopped: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import pytest
@@ -155,6 +156,20 @@ def test_what_a_kernel_found_is_raised_by_a_later_call_or_by_synchronize(device)
     with pytest.raises(IndexError, match="-7"):
         nova.synchronize()
     nova.synchronize()
+
+
+def test_a_dropped_step_waits_for_its_last_run(device):
+    step = device_step().link()
+    step([torch.randn(8), torch.randn(8)], [0.5])
+    assert not device.driver.called("cuEventSynchronize")
+    del step
+    gc.collect()
+    assert device.driver.called("cuEventSynchronize") and device.driver.called("cuEventDestroy")
+    untouched = device_step().link()
+    count = len(device.driver.called("cuEventSynchronize"))
+    del untouched
+    gc.collect()
+    assert len(device.driver.called("cuEventSynchronize")) == count
 
 
 def test_host_cost_of_a_launch():
