@@ -49,12 +49,29 @@ def _as_batch(e: Emitter, x: Value) -> Value:
 
 
 @emits("max_pool2d_with_indices_backward.default")
-def max_pool2d_with_indices_backward(e: Emitter, dy: Value, x: Value, *rest: Any) -> Value:
+def max_pool2d_with_indices_backward(
+    e: Emitter,
+    dy: Value,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Value,
+) -> Value:
     """dy at the indices of the maxima."""
-    indices = rest[-1]
     shape = x.shape if x.rank == 4 else (1, *x.shape)
-    operands = [_as_batch(e, dy), _as_batch(e, indices)]
-    return e.b.reshape(e.b.create("max_pool2d_backward", operands, [(shape, dy.dtype)]), x.shape)
+    made = e.b.create(
+        "max_pool2d_backward",
+        [_as_batch(e, dy), _as_batch(e, indices)],
+        [(shape, dy.dtype)],
+        kernel=_pair(kernel),
+        stride=_pair(stride or kernel),
+        padding=_pair(padding),
+        dilation=_pair(dilation),
+    )
+    return e.b.reshape(made, x.shape)
 
 
 # -- equal blocks -------------------------------------------------------------------------------------------------

@@ -256,7 +256,8 @@ _scan("cumsum", "sum")
 _scan("cumprod", "product")
 
 
-_POOL = "kernel:ints stride:ints padding:ints dilation:ints ceil_mode:bool"
+_WINDOWS = "kernel:ints stride:ints padding:ints dilation:ints"
+_POOL = f"{_WINDOWS} ceil_mode:bool"
 
 
 @op("max_pool2d", "x", "y indices", _POOL)
@@ -273,10 +274,13 @@ def _max_pool2d(it: Instance) -> None:
     check(indices == Described(y.shape, "i64"), "indices {} must be i64 in the shape of {}", indices, y)
 
 
-@op("max_pool2d_backward", "dy indices", "dx")
+@op("max_pool2d_backward", "dy indices", "dx", _WINDOWS)
 def _max_pool2d_backward(it: Instance) -> None:
-    """dx [N,C,H,W] (the result's shape): each dy added at its index in the H*W plane; windows may overlap."""
+    """dx [N,C,H,W] (the result's shape): each dy added at its index in the H*W plane, which lies in its window; windows
+    may overlap."""
     (dy, indices), (dx,) = it.ins, it.outs
+    for name in ("kernel", "stride", "padding", "dilation"):
+        check(len(it[name]) == 2, "{} {} must have 2 entries", name, list(it[name]))
     check(indices == Described(dy.shape, "i64"), "indices {} must be i64 in the shape of {}", indices, dy)
     check(len(dx.shape) == 4 and dx.shape[:2] == dy.shape[:2], "dx {} does not fit dy {}", dx, dy)
     check(dx.dtype == dy.dtype, "dx {} and dy {} differ in dtype", dx, dy)

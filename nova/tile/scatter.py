@@ -7,6 +7,7 @@ copied, or zeros are written,
                (or less, for short rows) a place combines its run. Runs of LONG and more are combined by whole blocks.
     few        threads own the columns of all places and walk the updates in order
     in lines   (scatter along a dim) threads own lines, and walk along the dim in order
+    windows    (max_pool2d_backward) places look for the updates that are theirs
 
 No atomics. A bad index goes to the error record and is skipped: nothing is written out of bounds.
 """
@@ -20,6 +21,7 @@ from typing import Any
 from nova.errors import CompileError
 from nova.mlir import ir
 from nova.schedule.target import GpuTarget
+from nova.tile import pooling
 from nova.tile.builder import Program
 from nova.tile.layout import blocked
 from nova.tile.scatter_runs import combine_few, combine_lines, combine_runs
@@ -31,6 +33,7 @@ THREADS = 256
 FEW = 8  # updates that are walked rather than sorted
 SHORT, MANY = 16, 4096  # lines of at most SHORT updates, or at least MANY lines: walked rather than sorted
 VECTORS = 4  # of a thread in a copy
+TAPS = 25  # of a pooling window whose elements look for their windows, rather than windows being sorted
 
 
 def generate(func_op: ir.OpView, target: GpuTarget) -> tuple[list[Program], int]:
@@ -211,6 +214,9 @@ def _as_strided_scatter(op: Op) -> None:
 
 
 def _max_pool2d_backward(op: Op) -> None:
+    if math.prod(op.whole.integers("kernel")) <= TAPS:
+        pooling.backward(op)
+        return
     shape = op.result_shape()
     size, windows, count = math.prod(shape[2:]), math.prod(op.shape(0)[2:]), math.prod(op.shape(0))
 

@@ -184,11 +184,16 @@ def test_as_strided_scatter() -> None:
     assert torch.equal(got, torch.as_strided_scatter(base, update, (3, 4), (11, 2), 5))
 
 
+WINDOWS = (
+    "kernel = array<i64: 3, 3>, stride = array<i64: 2, 2>, padding = array<i64: 1, 1>, dilation = array<i64: 1, 1>"
+)
+
+
 def test_max_pool2d_backward() -> None:
     x = torch.randn(2, 3, 9, 11)
     y, indices = torch.nn.functional.max_pool2d(x, 3, 2, 1, return_indices=True)
     dy = torch.randn(y.shape)
-    got, _ = run("max_pool2d_backward", "", [dy, indices], x.shape, x.dtype)
+    got, _ = run("max_pool2d_backward", WINDOWS, [dy, indices], x.shape, x.dtype)
     want = torch.zeros(6, 99, dtype=torch.float64).scatter_add_(1, indices.view(6, -1), dy.double().view(6, -1))
     close(got, want.view(x.shape))
 

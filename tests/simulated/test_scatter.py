@@ -27,6 +27,7 @@ THREADS = (  # also as per-thread code; the others would take minutes
     "test_scatter[add-shape2-index_shape2-0]", "test_scatter[amax-shape4-index_shape4-2]", "test_scatter[none-shape0-index_shape0-0]",
     "test_index_put_accumulates[shape2", "test_index_put_accumulates[shape4", "test_index_put_overwrites_and_reports",
     "test_as_strided_scatter", "test_long_runs", "test_many_keys_and_many_updates[add-2]",
+    "test_pooling", "test_max_pool2d_backward",
 )  # fmt: skip
 
 
@@ -61,3 +62,20 @@ def test_many_keys_and_many_updates(reduce: str, folded: int, monkeypatch: pytes
     got, _ = cases.run("scatter", f'dim = 0 : i64, reduce = "{reduce}"', [base, index, src], [70000], base.dtype)
     want = base.double()
     close(got, want.scatter_add(0, index, src.double()) if reduce == "add" else want.scatter(0, index, src.double()))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation", "shape"), [
+    ((2, 2), (2, 2), (0, 0), (1, 1), (2, 2, 8, 12)), ((3, 2), (1, 2), (1, 0), (1, 2), (1, 3, 7, 9)),
+    ((5, 5), (3, 2), (2, 1), (1, 1), (2, 1, 11, 10)), ((6, 6), (4, 4), (2, 2), (1, 1), (1, 2, 13, 13)),
+])  # fmt: skip
+def test_pooling(kernel, stride, padding, dilation, shape) -> None:
+    """Windows that overlap, do not, leave gaps; more taps than elements look at one by one."""
+    x = torch.randn(shape)
+    y, indices = torch.nn.functional.max_pool2d(x, kernel, stride, padding, dilation, return_indices=True)
+    dy = torch.randn(y.shape)
+    numbers = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    attrs = ", ".join(f"{name} = array<i64: {a}, {b}>" for name, (a, b) in numbers.items())
+    got, _ = cases.run("max_pool2d_backward", attrs, [dy, indices], x.shape, x.dtype)
+    planes = shape[0] * shape[1]
+    want = torch.zeros(planes, shape[2] * shape[3], dtype=torch.float64)
+    close(got, want.scatter_add(1, indices.view(planes, -1), dy.double().view(planes, -1)).view(shape))
