@@ -85,6 +85,11 @@ class _Generator:
         return self.tiling.outer_extent * self.tiling.m.extent * self.tiling.n.extent
 
     @property
+    def run(self) -> int:
+        """Columns of a thread beside one another: as many as accesses may move at once where N is no multiple of 4."""
+        return power_within(self.tiling.n.extent, 4)
+
+    @property
     def workspace(self) -> int:
         return self.chunks * self.plane * BITS[self.element] // 8 if self.chunks > 1 else 0
 
@@ -157,7 +162,8 @@ class _Generator:
             place.prefetch()
             place.finish()
             return
-        layout = slice_layout(bm, bn, program.threads, REDUCING_LANES if self.plan.form.tile else WARP)
+        across = REDUCING_LANES if self.plan.form.tile else WARP
+        layout = slice_layout(bm, bn, program.threads, self.run, across)
         height = layout.shape[0]
         domain = Domain(program, layout)
         shared: list[Value] = []
@@ -196,7 +202,7 @@ class _Generator:
         """Adds the chunks in order and finishes."""
         (m, n), outer_extent = (self.tiling.m, self.tiling.n), self.tiling.outer_extent
         bn = self.block[1] if self.block[1] <= 128 else 64
-        layout = merge_layout(bn, MERGE_THREADS)
+        layout = merge_layout(bn, MERGE_THREADS, self.run)
         bm = layout.shape[0]
         rows, columns = -(-m.extent // bm), -(-n.extent // bn)
         name = f"{self.plan.form.name}_merge"
@@ -206,7 +212,7 @@ class _Generator:
         places = dict(zip(dims, split(program, outer, [self.tiling.sizes[d] for d in dims]), strict=True))
         frame = Frame(program, self.plan, (bm, bn), places, program.mul(row, bm), program.mul(column, bn))
         extents = [m.extent if m.extent % bm else -1, n.extent if n.extent % bn else -1]
-        vector = 4 if n.extent % 4 == 0 else 1
+        vector = self.run
 
         def chunk(number: int) -> Value:
             base = program.add(program.mul(program.cast(outer, "i64"), m.extent * n.extent), number * self.plane)
@@ -228,13 +234,12 @@ class _Generator:
         return program
 
 
-def slice_layout(bm: int, bn: int, threads: int, across: int = WARP) -> NestedLayout:
-    """Rows of a block, as many as make SLICE results a thread, held in runs of 4 columns by the lanes of a warp.
+def slice_layout(bm: int, bn: int, threads: int, run: int = 4, across: int = WARP) -> NestedLayout:
+    """Rows of a block, as many as make SLICE results a thread, held in runs of columns by the lanes of a warp.
 
     `across`: lanes along a row at most. Few of them leave more of a reduction along the row within a thread.
     """
     warps = threads // WARP
-    run = min(4, bn)
     lanes_n = power_within(bn // run, across)
     lanes_m = WARP // lanes_n
     height = warps * lanes_m
@@ -247,7 +252,7 @@ def slice_layout(bm: int, bn: int, threads: int, across: int = WARP) -> NestedLa
 
 def power_within(number: int, limit: int) -> int:
     """The largest power of two up to `limit` that divides `number`."""
-    return min(number & -number, limit)
+    return min(number & -number or limit, limit)
 
 
 def _few_rows(bm: int, bn: int, warps: int, run: int) -> NestedLayout:
@@ -259,12 +264,12 @@ def _few_rows(bm: int, bn: int, warps: int, run: int) -> NestedLayout:
     return blocked((bm, bn), (warps_m, warps_n), (lanes_m, lanes_n), run)
 
 
-def merge_layout(bn: int, threads: int) -> NestedLayout:
-    """One run of 4 columns a thread, two rows of it."""
-    lanes_n = power_within(bn // 4, WARP)
+def merge_layout(bn: int, threads: int, run: int = 4) -> NestedLayout:
+    """Two rows a thread, in runs of columns."""
+    lanes_n = power_within(bn // run, WARP)
     lanes_m = WARP // lanes_n
     warps = threads // WARP
-    return blocked((warps * lanes_m * 2, bn), (warps, 1), (lanes_m, lanes_n), 4)
+    return blocked((warps * lanes_m * 2, bn), (warps, 1), (lanes_m, lanes_n), run)
 
 
 class _Pipeline:

@@ -62,7 +62,7 @@ class Epilogue:
             Result(by_op[id(form.generics[value][0].op)], form.generics[value][1], access)
             for value, access in form.outputs
         ]
-        self.start = form.accesses.get((form.core.op, 2))
+        self.start = form.accesses.get((form.core.op, form.core.inputs))
         self.checks = [check for op in plan.kernel.ops for check in op.checks]
 
     def side_bytes(self) -> int:
@@ -257,7 +257,7 @@ class Place(Sources):
         edges = [self._edge(d) for d in dims]
         value = program.load(
             pointer, base, [start for _, start in edges], element, self.domain.at(dims), strides=steps,
-            extents=[extent for extent, _ in edges], vector=vector,
+            extents=[extent for extent, _ in edges], vector=vector, wide=self._is_wide(item),
         )  # fmt: skip
         return Part(value, dims, element)
 
@@ -276,12 +276,18 @@ class Place(Sources):
         program.store(
             self._as(self.domain.whole(part, dims), element), pointer, base_of(self.frame, item),
             [start for _, start in edges], strides=steps, extents=[extent for extent, _ in edges], vector=vector,
+            wide=self._is_wide(item),
         )  # fmt: skip
 
     def _as(self, value: Value, element: str) -> Value:
         if value.element != element:
             raise CompileError(f"kernel @{self.plan.form.name}: stores {value.element} to a result of {element}")
         return value
+
+    def _is_wide(self, item: Linear) -> bool:
+        """Whether places within the plane are further apart than 32 bits say."""
+        own = {*self.plan.tiling.m.tile, *self.plan.tiling.n.tile}
+        return sum(abs(c) * self.plan.tiling.sizes[loop] for loop, c in item.terms if loop in own) >= 1 << 31
 
     def _widened(self, dims: tuple[int, ...], steps: list[int], part: Part) -> tuple[tuple[int, ...], list[int]]:
         """A dimension of one element has no step, but the value may have it."""
