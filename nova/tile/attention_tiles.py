@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 
 from nova.errors import CompileError
 from nova.fusion.attention_form import Access, Attention
-from nova.schedule.attention import operand_width
+from nova.schedule.attention_gpu import operand_width
 from nova.schedule.target import ELEMENT_BYTES
 from nova.tile.builder import Program
 from nova.tile.layout import NestedLayout, mma_accumulator, mma_lhs, mma_rhs

@@ -180,6 +180,32 @@ def test_layer_norm_streams_its_output_past_the_cache() -> None:
     assert h200.seconds == pytest.approx(2 * size / 4.8e12, rel=0.5)
 
 
+# rows, columns, threads, stages, and whether the rows' operands stay in registers: forward, query half, key half
+ATTENTION = {
+    ("h200", "bf16", 64): ((64, 64, 64, 2, False), (64, 32, 128, 2, True), (64, 64, 128, 2, True)),
+    ("h200", "bf16", 128): ((128, 32, 128, 2, False), (64, 32, 128, 2, True), (64, 16, 128, 2, False)),
+    ("h200", "tf32", 64): ((128, 16, 128, 2, True), (64, 64, 128, 2, True), (32, 32, 64, 2, True)),
+    ("rtx6000ada", "bf16", 64): ((64, 64, 64, 1, False), (64, 64, 128, 2, True), (64, 32, 128, 2, True)),
+    ("rtx3060", "bf16", 64): ((64, 64, 64, 1, False), (32, 32, 64, 1, True), (32, 32, 64, 1, True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ATTENTION, ids=lambda key: "-".join(map(str, key)))
+def test_gpu_attention(key: tuple[str, str, int]) -> None:
+    """GPT-2's heads, causal: 8 x 12 x 1024."""
+    board, precision, dim = key
+    dtype, tf32 = ("f32", True) if precision == "tf32" else (precision, False)
+    forward, backward = (
+        schedule_attention(
+            AttentionProblem(8, 12, 12, 1024, 1024, dim, dim, dtype, True, direction, tf32), targets.by_name(board)
+        )
+        for direction in ("forward", "backward")
+    )
+    found = [(s.block_queries, s.block_keys, s.threads, s.stages, s.hold) for s in (forward, backward)]
+    rows, columns, threads, stages, hold, _ = backward.key_half
+    assert (*found, (rows, columns, threads, stages, bool(hold))) == ATTENTION[key], forward.reasons + backward.reasons
+
+
 def test_attention_fits_every_board() -> None:
     for board in targets.PRESETS:
         for dim in (32, 64, 128, 256):
