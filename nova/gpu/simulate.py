@@ -106,11 +106,11 @@ class Block:
     """One block as it runs: a value for each SSA value, the mask of the threads taking part, and its memory."""
 
     def __init__(self, function: Function, memory_: GlobalMemory, grid: tuple[int, int, int], report: KernelReport):
-        self.threads = function.threads
-        self.warps = (self.threads + WARP - 1) // WARP
-        self.thread = np.arange(self.threads)
-        self.grid = grid
-        self.block = (0, 0, 0)
+        self.threads: int = function.threads
+        self.warps: int = (self.threads + WARP - 1) // WARP
+        self.thread: Array = np.arange(self.threads)
+        self.grid: tuple[int, int, int] = grid
+        self.block: tuple[int, int, int] = (0, 0, 0)
         self.memory = memory_
         self.report = report
         self.counters = report.counters

@@ -119,9 +119,9 @@ class GlobalMemory:
         self.sizes: list[int] = []
         self.data: list[Array] = []
         largest: dict[int, Array] = {}  # by where an array starts
-        for buffer in sorted((b for b in self.originals if b is not None), key=lambda b: b.nbytes):
-            largest[_start(buffer)] = buffer
-        copies = {start: self._copy(buffer, buffer.nbytes) for start, buffer in largest.items()}
+        for array in sorted((b for b in self.originals if b is not None), key=lambda b: b.nbytes):
+            largest[_start(array)] = array
+        copies = {start: self._copy(array, array.nbytes) for start, array in largest.items()}
         for buffer in self.originals:
             self.sizes.append(buffer.nbytes if buffer is not None else 0)
             self.data.append(copies[_start(buffer)] if buffer is not None else self._copy(None, 0))

@@ -30,7 +30,7 @@ DTYPES: dict[str, Any] = {
     "i64": np.int64, "index": np.int64, "i32": np.int32, "i16": np.int16, "i8": np.int8, "i1": np.bool_,
     "ptr": np.int64,
 }  # fmt: skip
-UNSIGNED = {np.dtype(np.int64): np.uint64, np.dtype(np.int32): np.uint32, np.dtype(np.int16): np.uint16}
+UNSIGNED: dict[Any, Any] = {np.dtype(np.int64): np.uint64, np.dtype(np.int32): np.uint32, np.dtype(np.int16): np.uint16}
 UNSIGNED |= {np.dtype(np.int8): np.uint8, np.dtype(np.bool_): np.bool_}
 FLOATS = ("f64", "f32", "f16", "bf16")
 
@@ -280,7 +280,8 @@ def _powi(x: Array, n: Array) -> Array:
 def _ipowi(x: Array, n: Array) -> Array:
     """Integer power; a negative exponent gives 1 / x truncated."""
     result = np.ones(np.broadcast_shapes(x.shape, n.shape), x.dtype)
-    base, rest = x + np.zeros_like(result), np.maximum(n, 0) + np.zeros_like(result)
+    base: Array = x + np.zeros_like(result)
+    rest: Array = np.maximum(n, 0) + np.zeros_like(result)
     while rest.any():
         result = np.where(rest & 1, result * base, result)
         base, rest = base * base, rest >> 1
@@ -518,11 +519,16 @@ def _positions(op: ir.Operation, name: str = "static_position") -> list[int]:
 def _extract(c: Compiler, op: ir.Operation) -> Step:
     position = _positions(op)
     if len(op.operands) > 1:  # a position only known when run
-        return c.pure(op, lambda x, i: np.take_along_axis(*join_rows(x, i[:, None]), axis=1)[:, 0])
+        return c.pure(op, _extract_at)
     if not position:
         return c.pure(op, lambda x: x)
     index = position[0]
     return c.pure(op, lambda x: x[:, index])
+
+
+def _extract_at(x: Array, index: Array) -> Array:
+    x, index = join_rows(x, index)
+    return x[np.arange(len(x)), index]
 
 
 def _insert(c: Compiler, op: ir.Operation) -> Step:
