@@ -139,7 +139,7 @@ def _inside(
     for dim, extent in enumerate(extents):
         if extent < 0:
             continue
-        key = (dim, step[dim])
+        key = ("along", dim, step[dim])  # (unlike the keys of whole steps)
         test = made.get(key)
         if test is None:
             test = made[key] = it.compare("slt", it.scalar(here[dim]), extent - step[dim])

@@ -40,6 +40,12 @@ def test_shapes_and_masks(name: str) -> None:
     check(case, mask_grad=case.mask.startswith("float"), make=make)
 
 
+def test_values_of_another_width_than_keys() -> None:
+    """Both padded: rows and columns of a copy are cut, each at places of its own."""
+    case = Case(queries=33, keys=65, dim=40, value_dim=24, scale=0.3)
+    check(case, make=maker(targets.PRESETS["h200"], run=simulated))
+
+
 @pytest.mark.parametrize("dims", ["bhts", "11t1", "b111"])
 def test_the_gradient_of_a_mask(dims: str) -> None:
     case = Case(mask=f"float:{dims}", heads=1, kv_heads=1, queries=20, keys=70, dim=8, value_dim=8)
