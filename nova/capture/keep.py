@@ -14,6 +14,7 @@ Optimizer updates are in `optimizer_ops.py`, random numbers in `philox.py`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -91,8 +92,8 @@ def _flash_applies(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout
 def _efficient_applies(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
     return (
         q.device.type == "cuda" and mask is None and dropout_p == 0.0 and k.shape[1] == q.shape[1]
-        and v.shape[-1] == q.shape[-1] == k.shape[-1] and q.shape[-1] % 8 == 0 and q.dtype != torch.float64
-        and 0 not in (q.numel(), k.numel())
+        and v.shape[-1] == q.shape[-1] == k.shape[-1] and q.dtype != torch.float64 and 0 not in (q.numel(), k.numel())
+        and q.shape[-1] in (32, 64, 96, 128)  # with a width between its tiles the kernel reads beyond the tensors
     )  # fmt: skip
 
 
@@ -430,6 +431,15 @@ def attention_supported(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ca
     return k.shape[-2] > 0 and q.numel() > 0
 
 
+def _decomposed(device: torch.device) -> Any:
+    """On a GPU, PyTorch's attention in pieces: its fused kernels take a random state of their own."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel([SDPBackend.MATH])
+
+
 def scaled_dot_product_attention(
     recorder, original, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):  # fmt: skip
@@ -440,7 +450,8 @@ def scaled_dot_product_attention(
         q, k, v = (t.to(low) if t.is_floating_point() and t.dtype != torch.float64 else t for t in (q, k, v))
         mask = mask.to(low) if mask is not None and mask.is_floating_point() else mask
     if not attention_supported(q, k, v, mask, is_causal, enable_gqa):
-        return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        with _decomposed(q.device):
+            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
     shape = q.shape
     if q.dim() < 4:

@@ -119,7 +119,7 @@ def bernoulli_p(rec: Recorder, x: Tensor, p: float, generator: Any = None) -> Te
 def native_dropout(rec: Recorder, x: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
     if not train:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    keep = uniform(rec, x.shape, torch.float32, x.device) >= p
+    keep = uniform(rec, x.shape, torch.float32, x.device) < 1.0 - p  # as bernoulli_ draws it: one mask on all devices
     return x * keep * (1.0 / (1.0 - p) if p < 1.0 else 0.0), keep
 
 
