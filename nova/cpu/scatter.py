@@ -343,7 +343,9 @@ def _index_put(op: WholeOp, target: CpuTarget, workspace: parallel.Workspace) ->
                     return
                 at = _dot(coordinates, _broadcast_strides(index_shapes[k], picked))
                 index, size = _index(indices[k], op.element(2 + k), at), shape[dims[k]]
-                wrapped = ln.select(ln.cmpi("slt", index, ln.i64(0)), ln.addi(index, ln.i64(size)), index)
+                wrapped = index
+                if op.flag("wrap"):
+                    wrapped = ln.select(ln.cmpi("slt", index, ln.i64(0)), ln.addi(index, ln.i64(size)), index)
                 branch = scf.IfOp(ln.cmpi("ult", wrapped, ln.i64(size)), has_else=error is not None)
                 with ir.InsertionPoint(branch.then_block):
                     locate(k + 1, ln.addi(offset, ln.muli(wrapped, ln.i64(base_strides[dims[k]]))))

@@ -78,14 +78,14 @@ def index_put(e: Emitter, x: Value, indices: Sequence[Value | None], values: Val
         mask = masks[0]
         return e.b.where(e.b.reshape(mask, mask.shape + (1,) * (x.rank - mask.rank)), values, x)
     tensors, dims = _split_indices(indices)
-    return _index_put(e, x, tensors, dims, values, accumulate)
+    return _index_put(e, x, tensors, dims, values, accumulate, wrap=True)
 
 
 def _index_put(
-    e: Emitter, x: Value, indices: Sequence[Value], dims: Sequence[int], values: Value, accumulate: bool
+    e: Emitter, x: Value, indices: Sequence[Value], dims: Sequence[int], values: Value, accumulate: bool, wrap: bool
 ) -> Value:
     operands = [x, values, *indices]
-    return e.b.create("index_put", operands, [(x.shape, x.dtype)], dims=dims, accumulate=accumulate)
+    return e.b.create("index_put", operands, [(x.shape, x.dtype)], dims=dims, accumulate=accumulate, wrap=wrap)
 
 
 @emits("index_add.default")
@@ -112,12 +112,14 @@ def index_fill(e: Emitter, x: Value, dim: int, ids: Value, value: Any) -> Value:
     """x with indices of one dim filled."""
     if x.rank == 0:
         raise NoLowering
-    return _put_rows(e, x, dim % x.rank, ids, e.value(value, x.dtype), accumulate=False)
+    return _put_rows(e, x, dim % x.rank, ids, e.value(value, x.dtype), accumulate=False, wrap=True)
 
 
-def _put_rows(e: Emitter, x: Value, dim: int, ids: Value, source: Value, *, accumulate: bool) -> Value:
+def _put_rows(
+    e: Emitter, x: Value, dim: int, ids: Value, source: Value, *, accumulate: bool, wrap: bool = False
+) -> Value:
     ids = e.b.reshape(ids, (numel(ids.shape),))
-    return _index_put(e, x, [ids], [dim], source, accumulate)
+    return _index_put(e, x, [ids], [dim], source, accumulate, wrap)
 
 
 # -- gather and scatter -------------------------------------------------------------------------------------------

@@ -148,6 +148,8 @@ def _index(a: Attributes, x: Tensor, *indices: Tensor) -> Tensor:
 
 @meaning("index_put")
 def _index_put(a: Attributes, x: Tensor, values: Tensor, *indices: Tensor) -> Tensor:
+    if not a.wrap and any(int(i.min()) < 0 for i in indices if i.numel()):
+        raise IndexError("a negative index")
     return torch.ops.aten.index_put(x, _indices(a, x, indices), values, a.accumulate)
 
 

@@ -231,10 +231,11 @@ def _index(it: Instance) -> None:
     check_like(y, expected, "result", "expected")
 
 
-@op("index_put", "x values *indices/8", "y", "dims:ints accumulate:bool")
+@op("index_put", "x values *indices/8", "y", "dims:ints accumulate:bool wrap:bool")
 def _index_put(it: Instance) -> None:
     """x with the elements that `index` with the same dims and indices would read replaced by values (broadcast to that
-    shape), or with accumulate increased by them, in index order (deterministic)."""
+    shape), or with accumulate increased by them, in index order (deterministic). Without `wrap`, negative indices are
+    bad."""
     x, values = it.ins[:2]
     shape = _indexed_shape(it, x, it.optional())
     check_broadcast(it, [values, Described(shape, values.dtype)], Described(shape, values.dtype))

@@ -13,7 +13,7 @@ from nova.tile.text import BITS
 
 TENSORS = 1 << 15  # at most, in one call
 THREADS = 256
-BLOCKS_PER_SM = 16  # of the elements' launch
+BLOCKS_PER_SM = 64  # of the elements' launch: many, so that the last ones end together
 HEAD = 2  # words before the pointers: n, numel
 IN_FLIGHT = 128  # bytes a thread loads before it uses any
 

@@ -167,7 +167,9 @@ def _index_put(op: Op) -> None:
             at = dot(p, coordinates, _broadcast_strides(index_shapes[k], picked), p.binary("arith.muli", u, 0))
             assert isinstance(at, Value)
             index = _index(op, p, 2 + k, at, inside)
-            wrapped = p.select(p.cmp("slt", index, 0), p.binary("arith.addi", index, shape[d]), index)
+            wrapped = index
+            if op.whole.flag("wrap"):
+                wrapped = p.select(p.cmp("slt", index, 0), p.binary("arith.addi", index, shape[d]), index)
             good = p.binary("arith.andi", good, _checked(op, p, index, wrapped, shape[d], inside))
             step = p.convert(wrapped, "i32")
             place = step if place is None else p.binary("arith.addi", p.binary("arith.muli", place, shape[d]), step)

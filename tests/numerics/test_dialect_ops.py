@@ -268,7 +268,7 @@ def test_index(dims):
     values = rand(*picked.shape)
     expected = x.numpy().copy()
     np.add.at(expected, key, values.numpy())
-    run("index_put", [x, values, *indices], torch.from_numpy(expected), dims=dims, accumulate=True)
+    run("index_put", [x, values, *indices], torch.from_numpy(expected), dims=dims, accumulate=True, wrap=True)
     expected = x.numpy().copy()
     expected[key] = 2.0
     run(
@@ -277,6 +277,7 @@ def test_index(dims):
         torch.from_numpy(expected),
         dims=dims,
         accumulate=False,
+        wrap=True,
     )
 
 

@@ -163,7 +163,7 @@ def test_index_put_accumulates(shape, dims, index_shapes, values_shape) -> None:
     want = x.double()
     tensors = [None if isinstance(w, slice) else w for w in where]
     want = torch.ops.aten.index_put(want, tensors, values.double(), True)
-    attrs = f"dims = array<i64: {', '.join(map(str, dims))}>, accumulate = true"
+    attrs = f"dims = array<i64: {', '.join(map(str, dims))}>, accumulate = true, wrap = true"
     for inplace in (False, True):
         got, error = run("index_put", attrs, [x, values, *indices], shape, x.dtype, inplace=inplace)
         close(got, want)
@@ -172,9 +172,14 @@ def test_index_put_accumulates(shape, dims, index_shapes, values_shape) -> None:
 
 def test_index_put_overwrites_and_reports() -> None:
     x, values, index = torch.zeros(5, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([1, -1, 5])
-    got, error = run("index_put", "dims = array<i64: 0>, accumulate = false", [x, values, index], [5, 2], x.dtype)
+    attrs = "dims = array<i64: 0>, accumulate = false, wrap = true"
+    got, error = run("index_put", attrs, [x, values, index], [5, 2], x.dtype)
     assert got.tolist() == [[0, 0], [1, 2], [0, 0], [0, 0], [3, 4]]
     assert error == [1, 5]
+    index[2] = 2
+    got, error = run("index_put", attrs.replace("wrap = true", "wrap = false"), [x, values, index], [5, 2], x.dtype)
+    assert got.tolist() == [[0, 0], [1, 2], [5, 6], [0, 0], [0, 0]]
+    assert error == [1, -1]
 
 
 def test_as_strided_scatter() -> None:
