@@ -71,7 +71,6 @@ class TileShape:
     row_batch: int = 1
     column_batch: int = 1
     long: bool = False  # a row doesn't fit the registers: a loop over its columns in each pass
-    ahead: bool = False  # operands are loaded one tile ahead
     row_run: int = 1  # rows of a thread that are neighbours
     parts: int = 1  # blocks along what is summed over the blocks, each with a partial sum
     reasons: tuple[str, ...] = ()
@@ -147,11 +146,14 @@ def _gpu(p: LoopProblem, target: GpuTarget) -> LoopSchedule:
 # --- tiles of a GPU's nests -------------------------------------------------------------------------------------------
 
 BLOCK_THREADS = 256
-AHEAD_REGISTERS = 64  # that operands of the next tile may take beside the present one's
-TOTAL_THREADS = 128  # of blocks that also carry sums: registers for them leave room for few, and small ones waste less
-LONG_THREADS = 512  # of blocks that walk long rows
+ROW_THREADS = (
+    128  # of blocks that reduce rows a warp or two each: small ones start and end without waiting for each other
+)
+LONG_THREADS = 256  # of blocks that walk long rows: several rows an SM hide each other's ends
 REGISTERS = 112  # of a thread for tile values, beside addresses and temporaries
+TOTAL_REGISTERS = 88  # the same where sums over the rows are carried too
 THREAD_BYTES = 64  # that a thread should have under way: four 16-byte loads
+FLAT_UNROLL = 2  # vectors of each operand that a thread of an elementwise kernel takes at most
 WASTE = 1.13  # of idle lanes that are not worth avoiding
 
 
@@ -199,7 +201,7 @@ def _across(groups: int, most: int) -> int:
 
 
 def _flat(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
-    unroll, work = _unroll(p), p.rows * p.fixed * groups
+    unroll, work = min(FLAT_UNROLL, _unroll(p)), p.rows * p.fixed * groups
     unroll = min(unroll, power_above(max(1, work // (BLOCK_THREADS * target.sms * 2))))
     threads = min(BLOCK_THREADS, max(32, power_above(-(-p.rows * groups // unroll))))
     if p.rows == 1:
@@ -217,9 +219,10 @@ def _flat(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
 
 def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     """Threads of a row: one warp as long as its registers hold it, several above, a loop where nothing does."""
-    most = max(p.vector, REGISTERS // max(p.tiles, 1))  # elements of a row in one thread
+    most = max(
+        p.vector, (TOTAL_REGISTERS if p.total else REGISTERS) // max(p.tiles, 1)
+    )  # elements of a row in a thread
     most = min(most, 40)
-    parts, ahead = 1, False
     if groups <= 32:
         across = power_above(groups)
         threads = min(BLOCK_THREADS, max(32, power_above(p.rows * across)))
@@ -234,34 +237,39 @@ def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
         if -(-groups // across) * p.vector > most or (across > 512 and p.tiles > 1):
             return _long_rows(p, groups, target)
         batch = -(-groups // across)
-        block = TOTAL_THREADS if p.total else BLOCK_THREADS
+        block = BLOCK_THREADS if p.total else ROW_THREADS
         threads = min(max(across, block), max(across, power_above(p.rows) * across))
         reason = f"{across // 32} warps a row, {batch} vectors of {p.vector} a thread, {threads // across} rows a block"
         shape = TileShape(threads // across, across, 1, batch, reasons=(reason,))
-    if p.total:
-        tiles = -(-p.rows // shape.rows)
-        loaded = int(p.row_bytes / 4 * shape.row_batch * shape.column_batch * p.vector)
-        ahead = loaded <= AHEAD_REGISTERS and shape.rows > 1  # (which rows are left is tested along the tile's own)
-        parts = min(tiles, target.sms * _resident(p, shape, target, loaded if ahead else 0))
+    if not p.total:
+        return shape
+    held = p.tiles * shape.row_batch * shape.column_batch * p.vector + 56
+    parts = _parts(-(-p.rows // shape.rows), _slots(held, shape.threads, target))
     return TileShape(
-        shape.row_threads, shape.column_threads, shape.row_batch, shape.column_batch, ahead=ahead, parts=parts,
-        reasons=shape.reasons,
+        shape.row_threads, shape.column_threads, shape.row_batch, shape.column_batch, parts=parts,
+        reasons=(*shape.reasons, f"{parts} blocks, each with its share of the sums"),
     )  # fmt: skip
 
 
 def _long_rows(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
-    threads = LONG_THREADS if groups >= 8 * LONG_THREADS else BLOCK_THREADS
+    threads = LONG_THREADS if groups >= 2 * LONG_THREADS else BLOCK_THREADS
     batch = min(_unroll(p), max(1, 32 // (p.vector * max(p.tiles, 1))))
-    parts = min(p.rows, target.sms * (target.threads_sm // threads)) if p.total else 1
+    held = batch * p.vector * max(p.tiles, 1) + 28
+    parts = _parts(p.rows, _slots(held, threads, target)) if p.total else 1
     reason = f"long rows: {threads} threads walk {groups} vectors, {batch} at once each"
     return TileShape(1, threads, 1, batch, True, parts=parts, reasons=(reason,))
 
 
-def _resident(p: TileProblem, shape: TileShape, target: GpuTarget, more: int = 0) -> int:
-    """Blocks an SM holds, from the registers that the tile takes, and `more`."""
-    held = p.tiles * shape.row_batch * shape.column_batch * p.vector + more + 56
-    registers = min(255, max(32, -(-held // 8) * 8))
-    return max(1, min(target.registers_sm // (registers * shape.threads), target.threads_sm // shape.threads))
+def _slots(registers: int, threads: int, target: GpuTarget) -> int:
+    """Blocks that the device holds at once, from the registers that a thread holds."""
+    registers = min(target.registers_thread, max(32, -(-registers // 8) * 8))
+    blocks = min(target.registers_sm // (registers * threads), target.threads_sm // threads, target.blocks_sm)
+    return target.sms * max(1, blocks)
+
+
+def _parts(tiles: int, slots: int) -> int:
+    """Blocks of which each takes equally many of `tiles`, or one less, no more than there is room for."""
+    return -(-tiles // -(-tiles // slots))
 
 
 def _total(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
@@ -270,14 +278,14 @@ def _total(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     if p.total == "all":
         threads = min(BLOCK_THREADS, max(32, power_above(-(-groups // unroll))))
         batch = min(unroll, -(-groups // threads))
-        parts = min(-(-groups // (threads * batch)), target.sms * 4)
+        parts = _parts(-(-groups // (threads * batch)), target.sms * 4)
         return TileShape(1, threads, 1, batch, parts=parts, reasons=(f"{parts} partial sums of everything",))
     across = min(32, power_above(groups))
     threads = min(BLOCK_THREADS, max(32, power_above(p.rows) * across))
     down = threads // across
     batch = min(unroll, power_above(-(-p.rows // down)))
     tiles, blocks = -(-p.rows // (down * batch)), -(-groups // across)
-    parts = min(tiles, max(1, target.sms * 4 // blocks))
+    parts = _parts(tiles, max(1, target.sms * 4 // blocks))
     if tiles <= 2:
         parts = 1
     reason = f"{blocks} blocks across, {parts} partial sums of {-(-p.rows // parts)} rows"

@@ -25,6 +25,8 @@ from nova.tile.text import BITS, FLOATS, Operand, Value
 NARROW = ("bf16", "f16")
 INT32, INT64 = (-(1 << 31), (1 << 31) - 1), (-(1 << 63), (1 << 63) - 1)
 APPROXIMATE = "fastmath = #arith.fastmath<afn>"  # of a node whose attr is "afn"
+CONTRACT = "fastmath = #arith.fastmath<contract>"  # a product and a sum may be one fma, as CUDA compilers have it
+CONTRACTS = frozenset({"arith.addf", "arith.subf", "arith.mulf"})
 Bounds = tuple[int, int]
 
 
@@ -270,7 +272,7 @@ class Evaluator:
             if shape is not None:
                 operands = tuple(v if v.is_tile else self.program.splat(v, shape, v.element) for v in operands)
             layout = next((v.layout for v in operands if v.layout is not None), None)
-            attrs = APPROXIMATE if node.attr == "afn" else ""
+            attrs = APPROXIMATE if node.attr == "afn" else CONTRACT if node.op in CONTRACTS else ""
             return self.program.op(node.op, operands, computed, shape, attrs, layout)
 
         return self.domain.convert(self.domain.apply(make, args), result)

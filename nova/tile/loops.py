@@ -16,7 +16,7 @@ from nova.errors import CompileError
 from nova.fusion.kernel import WIDTHS, Kernel, Tensor
 from nova.fusion.readback import read
 from nova.mlir import ir
-from nova.schedule.bandwidth import TileProblem, schedule_tile
+from nova.schedule.bandwidth import WASTE, TileProblem, TileShape, schedule_tile
 from nova.schedule.target import GpuTarget
 from nova.tile import loops_emit, loops_long
 from nova.tile.builder import Program
@@ -86,6 +86,11 @@ class Loops:
             fixed, rows = rows[:-1], rows[-1:]
         frame = Frame(kernel, rows, columns, vector)
         shape = schedule_tile(self.problem(nest, frame, fixed, turned), self.target)
+        if idle(shape, frame) > WASTE and vector > 2:  # shorter vectors may fit the row better
+            shorter = Frame(kernel, rows, columns, vector // 2)
+            other = schedule_tile(self.problem(nest, shorter, fixed, turned), self.target)
+            if idle(other, shorter) < idle(shape, frame):
+                frame, shape = shorter, other
         work = Work(kernel, nest, frame, shape, fixed, frozenset())
         if turned:
             work.frame = replace(frame, turned=turned_layout(work))
@@ -274,6 +279,12 @@ class Loops:
                 emit(work, memory, program.sub(block, first) if work.blocks > 1 else 0)
             first += work.blocks
         return program
+
+
+def idle(shape: TileShape, frame: Frame) -> float:
+    """Lanes of a tile that holds whole rows, over elements of a row; 1 where tiles are not that wide."""
+    whole = shape.groups >= frame.group_count > 32 and not shape.long
+    return shape.groups / frame.group_count if whole else 1.0
 
 
 def turned_layout(work: Work) -> NestedLayout:

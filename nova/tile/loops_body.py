@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from nova.fusion.kernel import FLOAT_TYPES, Expr, Index, Structured, Tensor
 from nova.tile.builder import Program
-from nova.tile.expressions import NARROW, Domain, Evaluator, Part, memory_element
+from nova.tile.expressions import CONTRACT, NARROW, Domain, Evaluator, Part, memory_element
 from nova.tile.loops_plan import Key, Nest, Total
 from nova.tile.loops_space import ROW, Space
 from nova.tile.text import BITS, Value
@@ -57,7 +57,8 @@ def widened(domain: Domain, part: Part, combine: str) -> Part:
 
 
 def combined(domain: Domain, combine: str, a: Part, b: Part) -> Part:
-    return domain.apply(lambda x, y: domain.program.binary(combine, x, y), (a, b))
+    attrs = CONTRACT if combine == "arith.addf" else ""
+    return domain.apply(lambda x, y: domain.program.binary(combine, x, y, attrs), (a, b))
 
 
 def finished(domain: Domain, part: Part, combine: str, init: float | int, element: str) -> Part:

@@ -15,7 +15,7 @@ from nova.schedule.bandwidth import TileShape
 from nova.tile.expressions import Part, memory_element
 from nova.tile.layout import NestedLayout
 from nova.tile.loops_body import Body, combined, computed, constant_tile, finished, reduced, start_of
-from nova.tile.loops_plan import Key, Nest, Total
+from nova.tile.loops_plan import Nest, Total
 from nova.tile.loops_space import ROW, Frame, Memory, decode
 from nova.tile.text import Operand, Value
 
@@ -186,8 +186,6 @@ class _Totals:
         if tiles == 1:
             body = self.body(part, column, parts)
             values = self.tile(body, accumulators, accumulators.start)
-        elif work.shape.ahead and not work.nest.merges and not work.flat_total:
-            values = self.loop_ahead(part, column, tiles, parts, accumulators)
         else:
             with program.for_(part, tiles, parts, accumulators.start) as loop:
                 body = self.body(loop.index, column, parts)
@@ -195,29 +193,6 @@ class _Totals:
             values = loop.results
         last = self.body(0, column, parts)
         store_totals(self.work, last, accumulators.finish(last, values), part)
-
-    def loop_ahead(
-        self, part: Operand, column: Operand, tiles: int, parts: int, accumulators: Accumulators
-    ) -> list[Value]:
-        """The loop over tiles, each of which loads the next one's operands before it works on its own."""
-        program = self.program
-
-        def load(tile: Operand) -> tuple[list[Key], list[Part], list[Value]]:
-            body = self.body(tile, column, parts)
-            body.ragged_rows = True  # beyond the last tile nothing is read
-            body.prefetch()
-            values = list(body.values.values())
-            return list(body.values), values, [body.domain.whole(part, part.dims) for part in values]
-
-        keys, have, inits = load(part)
-        count = len(accumulators.start)
-        with program.for_(part, tiles, parts, [*accumulators.start, *inits]) as loop:
-            _, _, following = load(program.add(loop.index, parts))
-            body = self.body(loop.index, column, parts)
-            for key, old, value in zip(keys, have, loop.carried[count:], strict=True):
-                body.values[key] = Part(value, old.dims, old.element)
-            loop.yield_([*self.tile(body, accumulators, loop.carried[:count]), *following])
-        return loop.results[:count]
 
     def body(self, tile: Operand, column: Operand, parts: int) -> Body:
         work = self.work

@@ -37,6 +37,8 @@ func.func private @k(%x: tensor<512x50304xf32>, %m: tensor<512xf32> {nova.out}, 
 // CHECK: math.exp2 {{.*}} fastmath<afn>
 // CHECK: scf.yield
 // CHECK: "nova_tile.load"(%arg0,
+// CHECK-SAME: extents = array<i64: -1, -1>
+// CHECK: "nova_tile.load"(%arg0,
 // CHECK-SAME: extents = array<i64: 12576, -1>
 // CHECK: "nova_tile.store_scalar"(%{{.*}}, %arg1,
 // CHECK: "nova_tile.store_scalar"(%{{.*}}, %arg2,

@@ -45,14 +45,14 @@ func.func private @k(%x: tensor<16384x768xf32>, %y: tensor<16384x768xf32> {nova.
   return %r : tensor<16384x768xf32>
 }
 
-// CHECK: func.func @k_0({{.*}}nova_tile.grid = array<i64: 2048, 1, 1>
+// CHECK: func.func @k_0({{.*}}nova_tile.grid = array<i64: 4096, 1, 1>
 // CHECK-COUNT-1: "nova_tile.load"(%arg0,
 // CHECK-SAME: extents = array<i64: -1, -1, -1>
-// CHECK-SAME: subgroup = array<i64: 8, 1, 1>
+// CHECK-SAME: subgroup = array<i64: 4, 1, 1>
 // CHECK-SAME: vector = 4
 // CHECK-NOT: "nova_tile.load"
 // CHECK: "nova_tile.reduce"
-// CHECK: arith.divf %{{.*}} : vector<8xf32>
+// CHECK: arith.divf %{{.*}} : vector<4xf32>
 // CHECK: "nova_tile.reduce"
-// CHECK: math.rsqrt %{{.*}} : vector<8xf32>
+// CHECK: math.rsqrt %{{.*}} : vector<4xf32>
 // CHECK: "nova_tile.store"(%{{.*}}, %arg1,
