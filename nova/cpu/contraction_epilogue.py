@@ -136,7 +136,7 @@ class Segment(body.Hooks):
 
     def _start(self) -> Value:
         """The accumulator plus what the accumulation starts from."""
-        start = self._operand(self.c.core, 2)
+        start = self._operand(self.c.core, self.c.core.inputs)
         if start is None:
             return self.accumulator
         start = start if ln.lanes_of(start.type) else ln.splat(start, self.lanes)

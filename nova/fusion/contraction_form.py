@@ -57,6 +57,11 @@ class Generic:
     def operands(self) -> list[ir.Value]:
         return list(self.op.operands)
 
+    @property
+    def factors(self) -> list[int]:
+        """The operands that a core multiplies: one if it squares a tensor. (Others only give loops their sizes.)"""
+        return [number for number in range(self.inputs) if self.reads(number)]
+
     def reads(self, number: int) -> bool:
         """Whether the region uses operand `number`: most destinations are only written."""
         return next(iter(self.block.arguments[number].uses), None) is not None
@@ -78,6 +83,7 @@ class Contraction:
     outputs: list[tuple[ir.Value, Access]]
     generics: dict[ir.Value, tuple[Generic, int]]  # result value -> its generic and result number
     accesses: dict[tuple[ir.Operation, int], Access]  # (generic op, operand number) -> access of a kernel buffer
+    factors: tuple[int, ...] = (0, 1)  # the core's operands that are multiplied
     tf32: bool = False  # float32 operands may be rounded to TF32
     indexed: set[int] = field(default_factory=set)  # dimensions that a region asks for with linalg.index
 
@@ -109,7 +115,7 @@ class Contraction:
 
     def plane_reads(self) -> list[Access]:
         """What the epilogue reads for each (m, n), and what the accumulation starts from."""
-        factors = [(self.core.op, 0), (self.core.op, 1)]
+        factors = [(self.core.op, number) for number in self.factors]
         return [access for key, access in self.accesses.items() if key not in factors]
 
     def all_accesses(self) -> Iterator[Access]:
@@ -139,6 +145,7 @@ def read(kernel: ir.OpView) -> Contraction:
     if len(cores) != 1:
         raise CompileError(f"kernel @{name}: expected one nova.contraction, got {len(cores)}")
     core = cores[0]
+    _check_body(core, name)
     rank = len(sizes)
     accesses: dict[tuple[ir.Operation, int], Access] = {}
     for generic, _ in generics.values():
@@ -153,18 +160,18 @@ def read(kernel: ir.OpView) -> Contraction:
         buffers=[argument.type for argument in arguments],
         aliased=_aliased(function, len(arguments) - len(terminator.operands)),
         dims=Dims(sizes),
-        lhs=accesses[core.op, 0],
-        rhs=accesses[core.op, 1],
+        lhs=accesses[core.op, core.factors[0]],
+        rhs=accesses[core.op, core.factors[-1]],
         core=core,
         accumulator=ir.RankedTensorType(core.op.results[0].type).element_type,
-        init=core.operands[2],
+        init=core.operands[core.inputs],
         outputs=outputs,
         generics=generics,
         accesses=accesses,
+        factors=tuple(core.factors),
         tf32="nova.tf32" in function.attributes or "nova.tf32" in core.op.attributes,
         indexed=set(_indexed(generics)),
     )
-    _check_body(core, name)
     _assign_roles(contraction)
     _merge(contraction)
     return contraction
@@ -181,7 +188,7 @@ def _check_body(core: Generic, name: str) -> None:
     """The core's region must be a plain multiply-accumulate; anything else belongs in the epilogue."""
     names = [view.operation.name for view in core.block.operations]
     plain = [n for n in names if n not in ("arith.extf", "linalg.yield")]
-    if plain != ["arith.mulf", "arith.addf"] or len(core.operands) != 3:
+    if plain != ["arith.mulf", "arith.addf"] or len(core.factors) not in (1, 2):
         raise CompileError(f"kernel @{name}: a contraction's body is mulf and addf on two operands, got {names}")
 
 

@@ -53,3 +53,28 @@ def test_a_gradient_that_repeats_a_function_of_a_sum():
         return step, [(), (), ()], lambda: [w]
 
     check(build)
+
+
+def test_products_of_windows_and_squares():
+    """Both factors read with steps, and factors that are the same elements of one tensor."""
+
+    def build():
+        def step(a, b, x):
+            return a[:, 1:] @ b[::2, 1:4], x @ x, torch.einsum("bij,bij->b", a[None], a[None])
+
+        def one():
+            return torch.randn(9, 22)[::3, ::2], torch.randn(20, 5), torch.randn(133)
+
+        return step, [one() for _ in range(3)], lambda: []
+
+    check(build)
+
+
+def test_products_over_nothing():
+    def build():
+        def step(x, w, b):
+            return nn.functional.linear(x, w, b), x @ w.t(), x.t() @ x
+
+        return step, [(torch.randn(2, 0), torch.randn(3, 0), torch.randn(3)) for _ in range(2)], lambda: []
+
+    check(build)
