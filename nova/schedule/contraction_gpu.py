@@ -199,6 +199,7 @@ def _registers(c: Candidate, dtype: str) -> int:
     if c.kind == "simt":
         lanes_m, lanes_n = simt_lanes(m, n)
         fragments = (m // lanes_m + n // lanes_n) * SIMT_STEP_BYTES // 4
+        accumulators *= 2  # the sums of a k tile, and of all
     else:
         fragments = 2 * (m + n) * (SHAPES[dtype][2] * BYTES[dtype] // 4) // 32  # of this k step and the next
     return accumulators + fragments + ADDRESSING

@@ -339,7 +339,8 @@ class _Pipeline:
     ) -> list[Value]:
         """Multiplies one k tile; what it returns are the sums and the fragments of the next tile's first step."""
         program, unit = self.program, self.unit
-        sums, a, b = state
+        total, a, b = state
+        sums = program.splat(0.0, total.shape or (), unit.element, unit.accumulator) if unit.restarts else total
         for step in range(self.steps):
             ends = step == self.steps - 1
             following: list[Value] = []
@@ -356,7 +357,7 @@ class _Pipeline:
             sums = unit.product(program, a, b, sums)
             if following:  # rounded only now: at the head of the loop, the first product must not wait for that
                 a, b = (unit.operand(program, fragment) for fragment in following)
-        return [sums, a, b]
+        return [program.binary("arith.addf", total, sums) if unit.restarts else sums, a, b]
 
     def _copy(self, number: Operand, stage: Operand) -> None:
         for ring in self.rings:

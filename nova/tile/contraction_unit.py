@@ -28,6 +28,7 @@ class Unit:
     intrinsic: str
     rounds: bool = False  # operands to TF32
     converts: str = ""  # operands to this element first
+    restarts: bool = False  # a k tile has sums of its own, which are added up: shorter chains round less
 
     def operand(self, program: Program, value: Value) -> Value:
         """A fragment as the arithmetic wants it."""
@@ -75,6 +76,6 @@ def _simt(schedule: ContractionSchedule, lhs: Side, rhs: Side, accumulate: str) 
         (wm, 1), (batch_m, step // run_k[0]), (1, 1), (lanes_m, 1), (run_m, run_k[0]), (wn, 0), (lanes_n, 0)
     )
     right = NestedLayout((1, wn), (step // run_k[1], batch_n), (1, 1), (1, lanes_n), (run_k[1], run_n), (0, 1), (0, 1))
-    mixed = lhs.element != accumulate or rhs.element != accumulate
+    converts = accumulate if (lhs.element, rhs.element) != (accumulate, accumulate) else ""
     intrinsic = f"FMA_{accumulate.upper()}_1x1x1"
-    return Unit(accumulator, left, right, step, accumulate, intrinsic, converts=accumulate if mixed else "")
+    return Unit(accumulator, left, right, step, accumulate, intrinsic, converts=converts, restarts=True)

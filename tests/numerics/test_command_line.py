@@ -45,7 +45,7 @@ def test_doctor():
     "arguments, expected",
     [
         (("1024", "1024", "1024"), "register tile"),
-        (("8192", "8192", "8192", "--dtype", "bf16", "--target", "h200"), "wgmma"),
+        (("8192", "8192", "8192", "--dtype", "bf16", "--target", "h200"), "mma_sync"),
     ],
 )
 def test_schedule(arguments, expected):

@@ -188,3 +188,12 @@ def test_the_same_bits_every_time() -> None:
     expected = case.reference(inputs)
     (one,), (two,) = (simulated(text, inputs, expected, "f32")[0] for _ in range(2))
     assert torch.equal(one, two)
+
+
+def test_float32_sums_are_short_chains() -> None:
+    """As exact as a library's: a k tile has sums of its own."""
+    case = Case("mk,nk->mn", {"m": 32, "n": 32, "k": 1000})
+    inputs = case.inputs()
+    expected = case.reference(inputs)
+    found, _ = simulated(level4(case.text(), "h200")[0], inputs, expected, "f32")
+    assert relative(found[0], expected[0]) < 2e-7
