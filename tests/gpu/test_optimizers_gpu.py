@@ -71,6 +71,7 @@ def test_optimizer(kind, options):
 def test_low_precision_parameters():
     for dtype in (torch.bfloat16, torch.float16):
         for options in ({"lr": 1e-2}, {"lr": 1e-2, "fused": True}):
+            options["eps"] = 1e-4  # 1e-8 is 0 in float16: eager's denominators are then 0 for small gradients
             got, _, _ = train(AdamW, options, dtype, nova.jit)
             eager, _, _ = train(AdamW, options, dtype, lambda f: f)
             # moments are rounded on every step: a few roundings apart
