@@ -24,19 +24,28 @@ if TYPE_CHECKING:
 # `convert-to-llvm` knows arith, math's LLVM intrinsics, func, memref, cf and vector's plain operations. The others run
 # before it, only where an operation of theirs occurs. Math goes to intrinsics (fma, sqrt, floor, ...) before libm takes
 # what is left, since libm first would turn every fma into a call.
+REMEMBERING = "convert-math-to-funcs"  # keeps what it made in one module for the next, where that is gone
 PASSES = ("convert-scf-to-cf", "convert-to-llvm", "reconcile-unrealized-casts")
 PASSES_FOR = {
     "affine.": ("lower-affine",),
     "memref.subview": ("expand-strided-metadata",),
     "vector.": ("convert-vector-to-llvm",),
-    "math.ipowi": ("convert-math-to-funcs",),  # integer powers become a loop in a function of the module
+    "math.ipowi": (REMEMBERING,),  # integer powers become a loop in a function of the module
     "math.": ("convert-math-to-llvm", "convert-math-to-libm"),
 }
 PLAIN_VECTOR = ("load", "store", "broadcast", "fma", "shuffle", "extract", "insert", "from_elements")
 
 
-@functools.cache
 def _pass_manager(extra: tuple[str, ...]) -> mlir.passmanager.PassManager:
+    return _new_pass_manager(extra) if REMEMBERING in extra else _kept_pass_manager(extra)
+
+
+@functools.cache
+def _kept_pass_manager(extra: tuple[str, ...]) -> mlir.passmanager.PassManager:
+    return _new_pass_manager(extra)
+
+
+def _new_pass_manager(extra: tuple[str, ...]) -> mlir.passmanager.PassManager:
     with mlir.context():
         passes = [PASSES[0], *extra, *PASSES[1:]]
         manager = mlir.passmanager.PassManager.parse(f"builtin.module({','.join(passes)})")

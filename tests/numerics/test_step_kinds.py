@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from steps import check, unchanged
 
 import nova
+from nova import mlir
+from nova.cpu import to_llvm
 from nova.errors import NovaError
 
 
@@ -580,6 +582,15 @@ def test_integer_arithmetic(shape):
         return step, [one() for _ in range(3)], lambda: []
 
     check(build)
+
+
+def test_integer_powers_of_module_after_module():
+    """The pass that makes functions of them remembers those of earlier modules, which are gone."""
+    text = """module { func.func @f(%a: i64, %b: i64) -> i64 {
+      %c = math.ipowi %a, %b : i64
+      return %c : i64 } }"""
+    for _ in range(4):
+        assert to_llvm.lower_to_llvm_ir(mlir.parse(text)).count("define ") == 2
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 17, 8), (6, 136), (3, 2, 4, 34), (816,)])
