@@ -127,13 +127,13 @@ def test_indices_out_of_range_are_raised_later(how, bad):
     wrong = ids.clone()
     wrong[17] = bad
     step(wrong)
-    with pytest.raises(IndexError, match=str(bad)):
+    with pytest.raises((IndexError, RuntimeError), match=str(bad)):  # whichever eager raises on a CPU
         nova.synchronize()
     assert torch.equal(step(ids), good)
     nova.synchronize()
     step(wrong)
     torch.cuda.synchronize()
-    with pytest.raises(IndexError, match=str(bad)):
+    with pytest.raises((IndexError, RuntimeError), match=str(bad)):
         step(ids)
     nova.synchronize()
 
