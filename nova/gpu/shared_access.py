@@ -81,7 +81,7 @@ class SharedWindow:
         masks = _bits_of(self.rows), _bits_of(columns)
         if None in masks or row & (masks[0] or 0) or column & (masks[1] or 0):
             return None
-        return column ^ int(shared.key(np.int64(row), place.row_bytes)) * shared.CHUNK
+        return column ^ int(shared.key(np.array(row), place.row_bytes)) * shared.CHUNK
 
     def _fixed(self, row: int, column: int) -> Operand:
         """Bytes from the start of stage 0; in the function's entry if nothing moves."""
