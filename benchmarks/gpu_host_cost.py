@@ -88,7 +88,8 @@ def calls() -> None:
     for name, stream in (("default stream", 0), ("a stream of PyTorch's", side.cuda_stream)):
         device.stream.value = stream
         for busy in (False, True):
-            with torch.cuda.stream(side if stream else torch.cuda.default_stream()):
+            on = torch.cuda.stream(side if stream else torch.cuda.default_stream())
+            with on, device.context():  # as a step program pushes it
                 cost = timed(lambda: run(ctypes.addressof(args)), count=300, busy=busy)
             if device.status.value:
                 raise device.driver.error(device.status.value, "cuLaunchKernel")
