@@ -46,11 +46,13 @@ class RegisterTile:
     def step(self, fma: float) -> float:
         """Clocks of one k step; `fma` is clocks a vector multiply-add."""
         work = self.rows * self.vectors
-        return max(work * fma, (self.rows + self.vectors) * LOAD * max(fma * 2, 1.0), LATENCY)
+        return max(work * fma, (self.rows + self.vectors * max(fma * 2, 1.0)) * LOAD, LATENCY)
 
-    def turns_whole(self, fma: float, size: int) -> bool:
-        """Whether packing transposes its rows in whole 128-bit lanes, and it still hides latency twice over."""
-        return self.rows % max(16 // size, 1) == 0 and self.rows * self.vectors * fma >= 2 * LATENCY
+    def turns_whole(self, fma: float, lanes: int, size: int) -> int:
+        """2 if packing transposes its rows in whole vectors, 1 if in whole 128-bit lanes; 0 if latency shows then."""
+        if self.rows * self.vectors * fma < 2 * LATENCY:
+            return 0
+        return 2 if self.rows % lanes == 0 else int(self.rows % max(16 // size, 1) == 0)
 
 
 def _up(x: int, multiple: int) -> int:
@@ -106,14 +108,14 @@ def schedule(p: ContractionProblem, target: CpuTarget) -> ContractionSchedule:
 
 def register_tile(p: ContractionProblem, target: CpuTarget, reasons: list[str]) -> RegisterTile:
     lanes = target.lanes(p.accumulate)
-    fma = _clocks(p, target)
+    fma, size = _clocks(p, target), ELEMENT_BYTES[p.accumulate]
     candidates = [
         tile
         for rows in range(1, target.registers)
         for vectors in range(1, target.registers)
         if (tile := RegisterTile(rows, vectors)).registers() <= target.registers
         and rows * vectors <= 28
-        and (vectors > 1 or p.n <= lanes)  # a strip of one vector is half a cache line
+        and (vectors * lanes * size >= LINE or p.n <= lanes)  # else a strip is half a cache line
         and p.n_tile_limit % (vectors * lanes) == 0
     ]
 
@@ -124,11 +126,11 @@ def register_tile(p: ContractionProblem, target: CpuTarget, reasons: list[str]) 
     least = min(time(tile) for tile in candidates)
     small = p.flops / target.core_peak(p.accumulate) < SMALL
 
-    def rank(tile: RegisterTile) -> tuple[bool, bool, int, int, int]:
+    def rank(tile: RegisterTile) -> tuple[bool, int, int, int, int]:
         """As good as equal: no edge code in a small kernel, and cheap packing where latency is hidden anyway: narrow
         then, for panels stream better. Else more accumulators in flight."""
         exact = p.m % tile.rows == 0 and p.n % (tile.vectors * lanes) == 0
-        whole = tile.turns_whole(fma, ELEMENT_BYTES[p.accumulate])
+        whole = tile.turns_whole(fma, lanes, size)
         return small and exact, whole, whole * -tile.vectors, tile.rows * tile.vectors, -tile.vectors
 
     best = max((tile for tile in candidates if time(tile) <= TIE * least), key=rank)
