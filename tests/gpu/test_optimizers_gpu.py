@@ -71,7 +71,7 @@ def test_optimizer(kind, options):
 def test_low_precision_parameters():
     for dtype in (torch.bfloat16, torch.float16):
         for options in ({"lr": 1e-2, "eps": 1e-3}, {"lr": 1e-2, "eps": 1e-3, "fused": True}):  # (1e-8 is 0 in f16)
-            options["eps"] = 1e-4  # 1e-8 is 0 in float16: eager's denominators are then 0 for small gradients
+            options["eps"] = 1e-2  # of the size of what float16 rounds to zero in eager's second moments
             got, _, _ = train(AdamW, options, dtype, nova.jit)
             eager, _, _ = train(AdamW, options, dtype, lambda f: f)
             # moments are rounded on every step: a few roundings apart
