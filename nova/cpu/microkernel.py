@@ -1,11 +1,12 @@
 """The register tile: `rows x (vectors * lanes)` accumulators, one broadcast and `vectors` multiply-adds a row and k.
 
-    for k, step 4:                               packed panels are [k][rows] and [k][columns];
+    for k, step 2:                               packed panels are [k][rows] and [k][columns];
       b0, b1 = B[k, 0:8], B[k, 8:16]             operands in place are read with their own strides
       for r in 0..5:  a = broadcast(A[r, k])
                       c[r][0] = fma(a, b0, c[r][0]);  c[r][1] = fma(a, b1, c[r][1])
 
 Twelve accumulators, two vectors of B and one broadcast fill the sixteen AVX2 registers; one more row and they spill.
+With AVX-512 the broadcast is an operand of the multiply-add, and one vector of B feeds sixteen rows.
 """
 
 from __future__ import annotations
