@@ -171,6 +171,7 @@ class _Totals:
 
     def __init__(self, work: Work, memory: Memory, layout: NestedLayout):
         self.work, self.memory, self.layout, self.program = work, memory, layout, memory.program
+        self.once: Value | None = None  # holds in the first of the blocks that share rows
 
     def emit(self, block: Operand) -> None:
         work, program = self.work, self.program
@@ -179,6 +180,7 @@ class _Totals:
         column: Operand = 0
         if not work.flat_total and not work.shape.long and work.column_tiles > 1:
             column = program.div(block, parts)
+            self.once = program.compare("eq", column, 0)
         tiles = work.column_tiles if work.flat_total else work.row_tiles
         totals = work.nest.totals or work.nest.merges
         probe = self.body(0, column, parts)
@@ -198,7 +200,7 @@ class _Totals:
         work = self.work
         if work.flat_total:
             return make_body(work, self.memory, self.layout, {}, 0, tile)
-        return make_body(work, self.memory, self.layout, {}, tile, column)
+        return make_body(work, self.memory, self.layout, {}, tile, column, self.once)
 
     def tile(self, body: Body, accumulators: Accumulators, carried: Sequence[Value]) -> list[Value]:
         if self.work.nest.merges:
@@ -249,8 +251,13 @@ def store_totals(work: Work, body: Body, parts: Sequence[Part], part: Operand) -
         for total, value in zip(totals, parts, strict=True):
             tensor, index = share_of(total)
             body.fixed[total.loop] = part
-            body.write(tensor, index, value)
+            if total.keeps or body.once is None:
+                body.write(tensor, index, value)
+                continue
+            with body.program.if_(body.once):
+                body.write(tensor, index, value)
         return
+    body.once = None  # each block has columns of its own
     for total, value in zip(totals, parts, strict=True):
         out = total.out
         element = memory_element(out.tensor.dtype)
