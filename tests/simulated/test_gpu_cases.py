@@ -14,7 +14,7 @@ NAMES = [
     "layers/empty-mlp",
 ]  # fmt: skip
 SLOW = [
-    "contractions/33x65x17-bf16", "contractions/33x65x17-tf32", "contractions/vectors", "contractions/unaligned-rows",
+    "contractions/33x65x17-bf16", "contractions/33x65x17-tf32", "contractions/vectors",
     "attention/values-of-another-width-f32", "attention/full-17x1-f32", "layers/gru",
 ]  # fmt: skip
 
