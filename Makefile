@@ -6,7 +6,7 @@ DEVICE ?= cpu
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-lengthy lint bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,9 @@ demo: $(VENV)/.installed  ## train a small GPT on the Python standard library, e
 
 test: $(VENV)/.installed  ## the whole test suite (about ten minutes on two cores)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-lengthy: $(VENV)/.installed  ## what `make test` leaves out: whole models on the simulated GPU
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m lengthy
 
 lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/ruff check nova tests benchmarks examples

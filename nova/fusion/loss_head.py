@@ -77,7 +77,7 @@ def split(function: Function, target: Any, tf32: bool = False) -> bool:
 
 
 def _narrow_storage(function: Function) -> None:
-    """Logits that were widened for the loss (autocast) are kept as the contraction made them: others widen them again."""
+    """Logits that were widened for the loss (autocast) are kept as the contraction made them, and widened again."""
     heads = [op for op in function.ops if op.name == "sce" and _contraction(op.operands[0]) is not None]
     again: dict[Op, list[Op]] = {}  # user -> casts to put in front of it
     for op in heads:

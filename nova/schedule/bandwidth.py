@@ -146,12 +146,9 @@ def _gpu(p: LoopProblem, target: GpuTarget) -> LoopSchedule:
 # --- tiles of a GPU's nests -------------------------------------------------------------------------------------------
 
 BLOCK_THREADS = 256
-ROW_THREADS = (
-    128  # of blocks that reduce rows a warp or two each: small ones start and end without waiting for each other
-)
+ROW_THREADS = 128  # of blocks that reduce rows a warp or two each: small ones start and end by themselves
 LONG_THREADS = 256  # of blocks that walk long rows: several rows an SM hide each other's ends
 REGISTERS = 112  # of a thread for tile values, beside addresses and temporaries
-TOTAL_REGISTERS = 88  # the same where sums over the rows are carried too
 THREAD_BYTES = 64  # that a thread should have under way: four 16-byte loads
 FLAT_UNROLL = 2  # vectors of each operand that a thread of an elementwise kernel takes at most
 WASTE = 1.13  # of idle lanes that are not worth avoiding
@@ -219,10 +216,7 @@ def _flat(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
 
 def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     """Threads of a row: one warp as long as its registers hold it, several above, a loop where nothing does."""
-    most = max(
-        p.vector, (TOTAL_REGISTERS if p.total else REGISTERS) // max(p.tiles, 1)
-    )  # elements of a row in a thread
-    most = min(most, 40)
+    most = min(40, max(p.vector, REGISTERS // max(p.tiles, 1)))  # elements of a row in a thread
     if groups <= 32:
         across = power_above(groups)
         threads = min(BLOCK_THREADS, max(32, power_above(p.rows * across)))
@@ -237,8 +231,7 @@ def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
         if -(-groups // across) * p.vector > most or (across > 512 and p.tiles > 1):
             return _long_rows(p, groups, target)
         batch = -(-groups // across)
-        block = BLOCK_THREADS if p.total else ROW_THREADS
-        threads = min(max(across, block), max(across, power_above(p.rows) * across))
+        threads = min(max(across, ROW_THREADS), max(across, power_above(p.rows) * across))
         reason = f"{across // 32} warps a row, {batch} vectors of {p.vector} a thread, {threads // across} rows a block"
         shape = TileShape(threads // across, across, 1, batch, reasons=(reason,))
     if not p.total:

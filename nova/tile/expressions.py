@@ -187,7 +187,7 @@ class Evaluator:
         self.known: dict[Expr, Part] = {}
         self.ranges: dict[Expr, Bounds] = {}
         self.wide: dict[tuple[int, ...], Part] = {}
-        self.keys: dict[Expr, list[tuple[Operand, Operand]]] = {}
+        self.keys: dict[Expr, philox.Keys] = {}
 
     def emit(self, roots: Sequence[Expr]) -> list[Part]:
         for node in walk(roots):
@@ -205,8 +205,8 @@ class Evaluator:
         if not dims:
             self.program.check(self.domain.value(bad), self.domain.value(value), self.sources.record())
             return
-        wide = [self.domain.whole(part, dims) for part in (bad, value)]
-        self.program.check(*wide, self.sources.record())
+        flags, values = (self.domain.whole(part, dims) for part in (bad, value))
+        self.program.check(flags, values, self.sources.record())
 
     # --- nodes ---
 
@@ -376,10 +376,9 @@ class Evaluator:
         seed, element = args
         run = self.domain.layout.shape[-1] if self.domain.layout.rank else 1
         place = _strip(node.args[1])
-        keys = self.keys.get(node.args[0])
-        if keys is None and not seed.dims:
-            keys = self.keys[node.args[0]] = philox.round_keys(self.domain, seed)
-        keys = keys or philox.round_keys(self.domain, seed)
+        keys: philox.Keys = self.keys.get(node.args[0]) or philox.round_keys(self.domain, seed)
+        if not seed.dims:
+            self.keys[node.args[0]] = keys
         if run % 4 == 0 and place.op == "linear" and self.is_run(place.attr, run):
             first = self._split(place.attr, "i64")
             vector_dim = self.domain.layout.rank - 1

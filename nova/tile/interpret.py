@@ -236,7 +236,7 @@ def _runs(op: ir.Operation, index: np.ndarray, mask: list[Any]) -> tuple[np.ndar
     return address, inside
 
 
-# --- scalars in memory, pointers ---------------------------------------------------------------------------------------
+# --- scalars in memory, pointers --------------------------------------------------------------------------------------
 
 
 @handles("nova_tile.load_scalar")

@@ -79,7 +79,8 @@ class Loops:
         order_loops(kernel, nest)
         if nest.merges:
             nest.column_order, nest.row_order = order, (nest.merges[0].loop,)
-        rows, columns, fixed = nest.row_order, nest.column_order, ()
+        rows, columns = nest.row_order, nest.column_order
+        fixed: tuple[int, ...] = ()
         vector = self.vector(nest, columns)
         turned = self.is_turned(nest)
         if turned:

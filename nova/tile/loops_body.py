@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from nova.fusion.kernel import FLOAT_TYPES, Expr, Index, Structured, Tensor
 from nova.tile.builder import Program
@@ -175,7 +176,7 @@ class Body(Space):
             self.values[out.tensor, out.index] = finished(self.domain, total, out.combine, out.init, element)
             if out.tensor.kind != "local" or out.tensor in self.stored:
                 part = self.values[out.tensor, out.index]
-                self.waiting.append((lambda o=out, p=part: self.write(o.tensor, o.index, p), True))
+                self.waiting.append((partial(self.write, out.tensor, out.index, part), True))
         self.checks(op)
 
     def share(self, total: Total) -> Part:

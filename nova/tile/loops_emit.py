@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from nova.fusion.kernel import Index, Kernel, Linear, Tensor
 from nova.schedule.bandwidth import TileShape
@@ -264,7 +265,7 @@ def store_totals(work: Work, body: Body, parts: Sequence[Part], part: Operand) -
         body.values[out.tensor, out.index] = finished(body.domain, value, str(out.combine), out.init, element)
         if out.tensor.kind != "local" or out.tensor in work.stored:
             done = body.values[out.tensor, out.index]
-            body.waiting.append((lambda o=out, p=done: body.write(o.tensor, o.index, p), False))
+            body.waiting.append((partial(body.write, out.tensor, out.index, done), False))
     for nest in work.finishes or [work.nest]:
         for op in nest.ops:
             body.elementwise(op)

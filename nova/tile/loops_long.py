@@ -173,7 +173,7 @@ def plan_passes(nest: Nest, online: Sequence[Online]) -> tuple[list[Pass], list[
     _keep_readers_first(nest, position, {op for op in nest.ops if any(id(out) in joined for out in op.outs)})
     count = max((p + 1 for op, p in position.items() if op not in totals and not nest.is_row(op)), default=0)
     passes = [Pass() for _ in range(count)]
-    tail = []
+    tail: list[Structured] = []
     for op in nest.ops:
         place = position[op]
         if op in totals:

@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "tests/gpu/" not in str(item.path):
             continue
-        if item.path.name == "test_runtime.py":
+        if item.path.name == "test_runtime_gpu.py":
             item.add_marker(pytest.mark.alone)
         if not there:
             item.add_marker(pytest.mark.skip(reason="no GPU"))

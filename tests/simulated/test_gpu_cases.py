@@ -19,7 +19,7 @@ SLOW = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*NAMES, *[pytest.param(name, marks=pytest.mark.slow) for name in SLOW]])
+@pytest.mark.parametrize("name", [*NAMES, *[pytest.param(name, marks=pytest.mark.lengthy) for name in SLOW]])
 def test_case(simulated, name):  # noqa: F811
     gpu_cases.check(gpu_case_list.cases()[name], "cpu")
     assert simulated.driver.called("cuLaunchKernel") or "empty" in name or "x0" in name or "/0x" in name

@@ -156,10 +156,10 @@ SIZES = {
     "llama": dict(batch=1, length=5, vocab=11, width=16, heads=2, kv_heads=1, layers=1),
     "bert": dict(batch=1, length=5, vocab=11, width=16, heads=2, layers=1),
 }
-SLOW = {"lstm", "convnet", "llama", "bert"}
+SLOW = {"lstm", "convnet", "llama", "bert", "gan"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in SIZES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.lengthy] if n in SLOW else []) for n in SIZES])
 def test_training(simulated, name):
     results = []
     for transform in (lambda f: f, nova.jit):
