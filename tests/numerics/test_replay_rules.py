@@ -6,93 +6,20 @@ under test.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import datetime
-import functools
-import itertools
-import os
-import random
 import time
 import types
 
-import numpy as np
 import pytest
 import torch
+from replay_case import Case, interpreted, plain, refused
 from torch import nn
 
 import nova
-from nova.errors import CaptureError
 
 SCALE = 1.0
 SETTINGS = types.SimpleNamespace(scale=2.0, deep=types.SimpleNamespace(shift=0.0))
 HISTORY: list[float] = []
-
-
-def interpreted(function):
-    return nova.jit(function, backend="interpret")
-
-
-class Case:
-    """A small model with an optimizer, made twice from one seed: one side runs eagerly, the other compiled."""
-
-    def __init__(self, make_step, make_optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1), make_model=None):
-        self.sides = []
-        for wrap in (lambda f: f, interpreted):
-            torch.manual_seed(0)
-            model = make_model() if make_model else nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
-            optimizer = make_optimizer(model.parameters())
-            self.sides.append((model, optimizer, wrap(make_step(model, optimizer))))
-        self.step = self.sides[1][2]
-        self.data = torch.Generator().manual_seed(1)
-
-    def call(self, *extra, rows=5, **named):
-        """One step on both sides, with the same batch; outputs and parameters must agree."""
-        x = torch.randn(rows, 4, generator=self.data)
-        outs = [step(x.clone(), *extra, **named) for _, _, step in self.sides]
-        flat = [torch.utils._pytree.tree_leaves(out) for out in outs]
-        for a, b in zip(*flat, strict=True):
-            if not isinstance(a, (torch.Tensor, float)):
-                assert a == b
-                continue
-            torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6)
-        self.same_state()
-        return outs[1]
-
-    def same_state(self):
-        (a, oa, _), (b, ob, _) = self.sides
-        for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
-            torch.testing.assert_close(q, p, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-            assert (p.grad is None) == (q.grad is None), f"{name}.grad"
-            if p.grad is not None:
-                torch.testing.assert_close(q.grad, p.grad, rtol=1e-5, atol=1e-6)
-            assert p.requires_grad == q.requires_grad
-        for p, q in zip(a.buffers(), b.buffers(), strict=True):
-            torch.testing.assert_close(q, p, rtol=1e-5, atol=1e-6)
-        assert [m.training for m in a.modules()] == [m.training for m in b.modules()]
-        for g, h in zip(oa.param_groups, ob.param_groups, strict=True):
-            for key in g.keys() - {"params"}:
-                assert g[key] == h[key], key
-
-    def do(self, change):
-        """A change of the user's between two steps, on both sides."""
-        for model, optimizer, _ in self.sides:
-            change(model, optimizer)
-
-    @property
-    def captures(self):
-        return self.step.captures
-
-
-def plain(model, optimizer):
-    def step(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
 
 
 def test_second_call_does_not_capture():
@@ -638,206 +565,6 @@ def test_last_learning_rate():
     refused(lambda m, o: step_of(m, o, False), "get_last_lr")
 
 
-# ---- refusals: Python that a replay would not run
-
-
-def refused(step_of, *words, args=()):
-    """The first call raises, names this file, a line and `words`, and leaves the model as it was."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    before = [p.detach().clone() for p in model.parameters()]
-    step = interpreted(step_of(model, optimizer))
-    for _ in range(2):  # a refused capture is not cached
-        with pytest.raises(CaptureError) as caught:
-            step(torch.ones(3, 4), *args)
-        text = str(caught.value)
-        assert "line" in text and "test_replay_rules" in text, text
-        for word in words:
-            assert word in text, text
-    for p, was in zip(model.parameters(), before, strict=True):
-        torch.testing.assert_close(p.detach(), was, rtol=0, atol=0)
-        assert p.grad is None
-    assert not optimizer.state
-    return text
-
-
-def training(model, optimizer, also, before=True):
-    """A whole training step with something extra in it."""
-
-    def step(x, *rest):
-        if before:
-            also()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        if not before:
-            also()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_list_mutated(before):
-    log: list[int] = []
-    refused(lambda m, o: training(m, o, lambda: log.append(1), before), "log", "move this out of the step")
-    assert log == []
-
-
-def test_dict_set_and_global_list_mutated():
-    counts, seen = {"n": 0}, set()
-    refused(lambda m, o: training(m, o, lambda: counts.update(n=counts["n"] + 1)), "counts['n']", "was 0, is now 1")
-    refused(lambda m, o: training(m, o, lambda: seen.add(3)), "seen")
-    refused(lambda m, o: training(m, o, lambda: HISTORY.append(1.0)), "HISTORY")
-    assert counts == {"n": 0} and not seen and not HISTORY
-
-
-def test_attributes_written():
-    class Trainer:
-        calls = 0
-
-        def __init__(self, model, optimizer):
-            self.model, self.optimizer, self.seen = model, optimizer, 0
-
-        def step(self, x):
-            self.seen += len(x)
-            return training(self.model, self.optimizer, lambda: None)(x)
-
-    trainers = []
-
-    def step_of(model, optimizer):
-        trainers.append(Trainer(model, optimizer))
-        return trainers[0].step
-
-    refused(step_of, "seen", "was 0, is now 3")
-    assert trainers[0].seen == 0
-    refused(lambda m, o: training(m, o, lambda: setattr(m, "last", 1)), "last")
-    refused(lambda m, o: training(m, o, lambda: setattr(Trainer, "calls", 1)), "calls")
-    assert Trainer.calls == 0
-
-
-def test_nonlocal_and_global_written():
-    def step_of(model, optimizer):
-        calls = 0
-
-        def count():
-            nonlocal calls
-            calls += 1
-
-        return training(model, optimizer, count)
-
-    refused(step_of, "calls")
-
-    def count_globally():
-        global SCALE
-        SCALE = SCALE + 1
-
-    refused(lambda m, o: training(m, o, count_globally), "SCALE")
-    assert SCALE == 1.0
-
-
-@pytest.mark.parametrize(
-    ("read", "word"),
-    [
-        (time.time, "time.time()"),
-        (time.perf_counter, "time.perf_counter()"),
-        (datetime.datetime.now, "datetime.now()"),
-        (random.random, "random.random()"),
-        (lambda: random.randint(0, 5), "random.randint()"),
-        (lambda: random.shuffle([1, 2, 3]), "random.shuffle()"),
-        (lambda: np.random.rand(2), "numpy.random.rand()"),
-        (lambda: np.random.default_rng(0), "numpy.random.default_rng()"),
-        (lambda: os.environ["PATH"], "os.environ"),
-        (lambda: os.environ.get("NOVA_NOTHING"), "os.environ"),
-        (lambda: os.getenv("PATH"), "os"),
-        (lambda: open(__file__).close(), "open()"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_reads_of_the_world(read, word):
-    refused(lambda m, o: training(m, o, read), word)
-    refused(lambda m, o: training(m, o, read, before=False), word)
-
-
-def test_refusal_survives_the_users_except():
-    def read():
-        with contextlib.suppress(Exception):
-            time.time()
-
-    refused(lambda m, o: training(m, o, read), "time.time()")
-
-
-def test_numpy_generator_reached_from_outside():
-    rng = np.random.default_rng(0)
-    refused(lambda m, o: training(m, o, lambda: rng.normal(size=1)), "rng")
-    before = random.getstate()
-    draw = random.Random.random.__get__(random._inst)
-    refused(lambda m, o: training(m, o, lambda: functools.reduce(lambda a, _: draw(), [0, 1])), "random")
-    assert random.getstate() == before
-
-
-def test_iterators():
-    loader = iter([torch.ones(3, 4)] * 8)
-    refused(lambda m, o: training(m, o, lambda: next(loader)), "loader")
-    assert len(list(loader)) == 8
-    numbers = itertools.count()
-    refused(lambda m, o: training(m, o, lambda: next(numbers)), "numbers")
-    generator = (i for i in range(5))
-    refused(lambda m, o: training(m, o, lambda: next(generator)), "generator")
-    assert list(generator) == list(range(5))
-    refused(lambda m, o: training(m, o, lambda: [i for _, i in zip(range(1), iter_of(loader_list))]), "loader_list")
-
-
-loader_list = iter(list(range(5)))
-
-
-def iter_of(it):
-    yield from it
-
-
-def test_iterator_made_in_the_step_is_fine():
-    case = Case(lambda m, o: lambda x: m(x).sum().detach() * next(iter(m.parameters())).dtype.itemsize)
-    case.call()
-    case.call()
-    assert case.captures == 1
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda t: t.item(),
-        float,
-        lambda t: t.tolist(),
-        lambda t: t.numpy(),
-        print,
-        lambda t: f"{t}",
-        lambda t: 1 if t > 3 else 2,
-    ],
-)
-def test_tensor_values_read(read):
-    def step_of(model, optimizer):
-        def step(x):
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            read(loss.detach())
-            return loss.detach()
-
-        return step
-
-    refused(step_of)
-
-
-def test_grad_mode_left_changed():
-    try:
-        refused(lambda m, o: training(m, o, lambda: torch.set_grad_enabled(False), before=False), "grad mode")
-    finally:
-        torch.set_grad_enabled(True)
-
-
 # ---- exceptions of the user's
 
 
@@ -901,7 +628,6 @@ def test_grad_scaler():
 def test_garbage_collection_callbacks_are_not_the_step(monkeypatch):
     """A callback that reads the clock, as profilers and test tools install them, runs whenever memory is collected."""
     import gc
-    import time
 
     seen = []
 
