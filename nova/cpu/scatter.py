@@ -20,6 +20,7 @@ from nova.cpu.loops_values import Cursor, loop_i64
 from nova.cpu.scan import narrow, widen
 from nova.cpu.whole_op import WholeOp
 from nova.errors import CompileError
+from nova.fusion.layout import broadcast_shape, broadcast_strides, row_major
 from nova.mlir import ir, scf
 from nova.schedule.target import CpuTarget
 
@@ -93,10 +94,6 @@ def _loop(begin: Value | int, end: Value | int, emit: Callable[[Value], None]) -
         return carried
 
     loop_i64(begin, end, 1, [], body)
-
-
-def _strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def _decode(flat: Value, extents: Sequence[int]) -> list[Value]:
@@ -267,7 +264,7 @@ def _scatter(op: WholeOp, target: CpuTarget, workspace: parallel.Workspace) -> l
     outer = [d for d in range(rank) if d not in (axis, last)]
     blocks = -(-index_shape[last] // COLUMNS) if last is not None else 1
     lines = math.prod(index_shape[d] for d in outer)
-    base_strides, index_strides = _strides(shape), _strides(index_shape)
+    base_strides, index_strides = row_major(shape), row_major(index_shape)
     along = index_shape[axis] if rank else 1
     size = shape[axis] if rank else 1
 
@@ -315,14 +312,14 @@ def _index_put(op: WholeOp, target: CpuTarget, workspace: parallel.Workspace) ->
     shape, dims, element = op.shape(0), op.integers("dims"), op.element(0)
     reduce = "add" if op.flag("accumulate") else "none"
     index_shapes = [op.shape(2 + k) for k in range(len(dims))]
-    picked = _broadcast(index_shapes)
+    picked = broadcast_shape(index_shapes)
     rest = [d for d in range(len(shape)) if d not in dims]
     front = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
     full = [shape[d] for d in rest[:front]] + picked + [shape[d] for d in rest[front:]]
-    value_strides = _broadcast_strides(op.shape(1), full)
+    value_strides = broadcast_strides(op.shape(1), full)
     picked_strides = value_strides[front : front + len(picked)]
     rest_value_strides = value_strides[:front] + value_strides[front + len(picked) :]
-    base_strides = _strides(shape)
+    base_strides = row_major(shape)
     rest_count, picked_count = math.prod(shape[d] for d in rest), math.prod(picked)
     block = COLUMNS if rest_count >= COLUMNS else max(rest_count, 1)
     tasks = -(-rest_count // block)
@@ -341,7 +338,7 @@ def _index_put(op: WholeOp, target: CpuTarget, workspace: parallel.Workspace) ->
                 if k == len(dims):
                     _loop(begin, end, lambda r: put(r, offset, value_base))
                     return
-                at = _dot(coordinates, _broadcast_strides(index_shapes[k], picked))
+                at = _dot(coordinates, broadcast_strides(index_shapes[k], picked))
                 index, size = _index(indices[k], op.element(2 + k), at), shape[dims[k]]
                 wrapped = index
                 if op.flag("wrap"):
@@ -368,18 +365,6 @@ def _index_put(op: WholeOp, target: CpuTarget, workspace: parallel.Workspace) ->
 
     work = rest_count * picked_count
     return [_copy_base(op, target, 0), parallel.Phase(tasks, _threads(target, tasks, work), emit)]
-
-
-def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
-    rank = max(map(len, shapes))
-    padded = [[1] * (rank - len(s)) + list(s) for s in shapes]
-    return [next((n for n in axis if n != 1), 1) for axis in zip(*padded, strict=True)]
-
-
-def _broadcast_strides(shape: Sequence[int], full: Sequence[int]) -> list[int]:
-    """Strides of a dense tensor of `shape` seen in the broadcast shape `full`."""
-    own = [0 if n == 1 else s for n, s in zip(shape, _strides(shape), strict=True)]
-    return [0] * (len(full) - len(shape)) + own
 
 
 # --- strided windows, pooling ----------------------------------------------------------------------------------------

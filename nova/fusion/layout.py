@@ -239,13 +239,26 @@ def reshaped_indices(indices: Sequence[Expr], shape: Sequence[int], target: Sequ
     return result[::-1]
 
 
-def row_major(shape: tuple[int, ...]) -> list[int]:
+def row_major(shape: Sequence[int]) -> list[int]:
     """Strides of a dense buffer of `shape`."""
     strides, stride = [], 1
     for size in reversed(shape):
         strides.append(stride)
         stride *= size
     return strides[::-1]
+
+
+def broadcast_shape(shapes: Sequence[Sequence[int]]) -> list[int]:
+    """The shape that tensors of `shapes` have together."""
+    rank = max(map(len, shapes))
+    padded = [[1] * (rank - len(s)) + list(s) for s in shapes]
+    return [next((n for n in axis if n != 1), 1) for axis in zip(*padded, strict=True)]
+
+
+def broadcast_strides(shape: Sequence[int], full: Sequence[int]) -> list[int]:
+    """Strides of a dense buffer of `shape` seen in the broadcast shape `full`."""
+    own = [0 if n == 1 else s for n, s in zip(shape, row_major(shape), strict=True)]
+    return [0] * (len(full) - len(shape)) + own
 
 
 def _extents(numel: int, chain: list[int]) -> tuple[int, ...]:

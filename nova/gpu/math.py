@@ -13,8 +13,9 @@ down or up are in nova/gpu/math_int.py. Where nothing but 16 bits of a result is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+from nova import mlir
 from nova.cpu import lanes as ln
 from nova.cpu.lanes import Value
 from nova.gpu import math_f32, math_f64, math_int, math_narrow
@@ -33,22 +34,12 @@ def needs_expansion(text: str) -> bool:
 
 def expand(module: ir.Module) -> None:
     """Rewrites the operations in place. The module's context and a location must be current."""
-    for op in list(_operations(module.operation)):
+    for op in [op for op in mlir.leaves(module.operation) if op.name.startswith(_PREFIXES)]:
         if (function := _expansion(op)) is not None:
             with ir.InsertionPoint(op):
                 result = function(*op.operands)
             op.results[0].replace_all_uses_with(result)
             op.erase()
-
-
-def _operations(op: ir.Operation) -> Iterator[ir.Operation]:
-    for region in op.regions:
-        for block in region:
-            for child in block:
-                if len(child.operation.regions):
-                    yield from _operations(child.operation)
-                elif child.operation.name.startswith(_PREFIXES):
-                    yield child.operation
 
 
 def _expansion(op: ir.Operation) -> Callable[..., Value] | None:

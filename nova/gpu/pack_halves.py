@@ -8,8 +8,7 @@ an eighth of their rate, which an epilogue that rounds every element of a tile w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from nova import mlir
 from nova.cpu import lanes as ln
 from nova.mlir import ir
 
@@ -18,20 +17,10 @@ CONVERSIONS = {"bf16": "nvvm.convert.f32x2.to.bf16x2", "f16": "nvvm.convert.f32x
 
 def run(module: ir.Module) -> None:
     """Rewrites the roundings of vectors of even length. The module's context and a location must be current."""
-    for op in list(_roundings(module.operation)):
+    for op in [op for op in mlir.leaves(module.operation) if op.name == "arith.truncf" and _applies(op)]:
         with ir.InsertionPoint(op):
             op.results[0].replace_all_uses_with(_packed(op))
         op.erase()
-
-
-def _roundings(op: ir.Operation) -> Iterator[ir.Operation]:
-    for region in op.regions:
-        for block in region:
-            for child in block:
-                if len(child.operation.regions):
-                    yield from _roundings(child.operation)
-                elif child.operation.name == "arith.truncf" and _applies(child.operation):
-                    yield child.operation
 
 
 def _applies(op: ir.Operation) -> bool:

@@ -179,11 +179,8 @@ class DeviceExecutable(Executable):
     ) -> list[torch.Tensor]:
         """Launches the step. Returns the fresh outputs; state changes in the inputs' own memory, in stream order."""
         with self._lock:
-            if len(inputs) != self._arity[0] or len(scalars) != self._arity[1]:
-                raise TypeError(
-                    f"the compiled step takes {self._arity[0]} tensors and {self._arity[1]} numbers, "
-                    f"got {len(inputs)} and {len(scalars)}"
-                )
+            if (len(inputs), len(scalars)) != self._arity:
+                raise self._wrong_arity(inputs, scalars)
             if self._raises:
                 self.raise_found()
             self._pack_scalars(self._scalar_block, 0, *scalars)

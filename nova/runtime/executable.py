@@ -152,6 +152,12 @@ class Executable:
             error.add_note(f"the compiled step {self.plan.name} needs {self.plan.arena_bytes:,} B; largest: {buffers}")
             raise
 
+    def _wrong_arity(self, inputs: Sequence[torch.Tensor], scalars: Sequence[float]) -> TypeError:
+        tensors, numbers = self._arity
+        return TypeError(
+            f"the compiled step takes {tensors} tensors and {numbers} numbers, got {len(inputs)} and {len(scalars)}"
+        )
+
     # -- the hot path
 
     def __call__(
@@ -159,11 +165,8 @@ class Executable:
     ) -> list[torch.Tensor]:
         """Runs the step. Returns the fresh outputs; state was updated in the inputs' own memory."""
         with self._lock:
-            if len(inputs) != self._arity[0] or len(scalars) != self._arity[1]:
-                raise TypeError(
-                    f"the compiled step takes {self._arity[0]} tensors and {self._arity[1]} numbers, "
-                    f"got {len(inputs)} and {len(scalars)}"
-                )
+            if (len(inputs), len(scalars)) != self._arity:
+                raise self._wrong_arity(inputs, scalars)
             self._pack_scalars(self._scalar_block, 0, *scalars)
             if self._seed is not None:
                 self._seed.value = seed & _SEED_MASK

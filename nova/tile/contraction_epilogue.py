@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from nova.errors import CompileError
 from nova.fusion.access import Access
 from nova.fusion.kernel import Index, Linear, Out, Structured, Tensor
+from nova.fusion.layout import row_major
 from nova.tile.contraction_frame import (
     Frame,
     Plan,
@@ -34,7 +35,6 @@ from nova.tile.expressions import (
     Sources,
     approximate_exponentials,
     memory_element,
-    strides_of,
 )
 from nova.tile.text import Operand, Value
 
@@ -330,7 +330,7 @@ class Place(Sources):
 def flat(index: Index, shape: Sequence[int]) -> Linear:
     """A tensor's index as one linear expression into its buffer."""
     const, terms = 0, dict[int, int]()
-    for item, stride in zip(index, strides_of(shape), strict=True):
+    for item, stride in zip(index, row_major(shape), strict=True):
         const += item.const * stride
         for loop, coefficient in item.terms:
             terms[loop] = terms.get(loop, 0) + coefficient * stride

@@ -10,12 +10,12 @@ for all threads. Shared memory is `memref<stages x rows x columns x T, 3>`.
 from __future__ import annotations
 
 import re
-import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nova import mlir
 from nova.mlir import ext, ir
 from nova.tile.layout import NestedLayout
 
@@ -121,10 +121,7 @@ def _make_class(spec: OpSpec) -> None:
 
 def load() -> None:
     """Loads the dialect into the current context."""
-    package = ir.__name__.rsplit(".", 1)[0]
-    for prefix in {package, "numba_cuda_mlir._mlir"}:  # as in nova.dialect.base: a failing import an op is slow
-        module = f"{prefix}.dialects.nova_tile"
-        sys.modules.setdefault(module, types.ModuleType(module))
+    mlir.stand_in_for_bindings("nova_tile")
     NovaTile.load()
 
 

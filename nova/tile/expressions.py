@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from nova.errors import CompileError
 from nova.fusion.kernel import Expr, Index, Linear, Tensor, const, expr, rewrite, walk
+from nova.fusion.layout import row_major
 from nova.tile import philox
 from nova.tile.builder import Program
 from nova.tile.layout import NestedLayout
@@ -312,7 +313,7 @@ class Evaluator:
     def _extract(self, node: Expr, args: list[Part]) -> Part:
         tensor: Tensor = node.attr
         element = "i32" if tensor.numel < 1 << 31 else "i64"
-        strides = strides_of(tensor.shape)
+        strides = row_major(tensor.shape)
         parts = [
             self.domain.scale(self.domain.convert(arg, element), stride)
             for arg, stride in zip(args, strides, strict=True)
@@ -469,15 +470,6 @@ def memory_element(dtype: str) -> str:
     if element not in BITS and element != "index":
         raise CompileError(f"values of type {dtype} have no GPU code")
     return element
-
-
-def strides_of(shape: Sequence[int]) -> list[int]:
-    """Of a dense row-major tensor."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return strides[::-1]
 
 
 LOG2_E = 1.4426950408889634

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from nova.fusion.kernel import Index, Kernel, Linear, Tensor
+from nova.fusion.kernel import Index, Kernel, Linear, Structured, Tensor
 from nova.schedule.bandwidth import TileShape
 from nova.tile.expressions import Part, memory_element
 from nova.tile.layout import NestedLayout
@@ -117,8 +117,8 @@ def make_body(
     return body
 
 
-def run_whole(work: Work, body: Body) -> None:
-    """All ops of the nest on a tile; not the totals."""
+def compute(work: Work, body: Body) -> set[Structured]:
+    """All ops of the nest on a tile, but for those of its totals, which are returned."""
     body.prefetch()
     totals = {total.op for total in work.nest.totals}
     for op in work.nest.ops:
@@ -128,6 +128,12 @@ def run_whole(work: Work, body: Body) -> None:
             body.reduce(op)
         else:
             body.elementwise(op)
+    return totals
+
+
+def run_whole(work: Work, body: Body) -> None:
+    """The ops of a nest whose tile is complete."""
+    compute(work, body)
     if work.barrier:
         body.program.barrier()
     body.flush()
@@ -206,15 +212,7 @@ class _Totals:
     def tile(self, body: Body, accumulators: Accumulators, carried: Sequence[Value]) -> list[Value]:
         if self.work.nest.merges:
             return accumulators_of_shares(body, accumulators, carried)
-        body.prefetch()
-        totals = {total.op for total in self.work.nest.totals}
-        for op in self.work.nest.ops:
-            if op in totals:
-                continue
-            if op.reduced:
-                body.reduce(op)
-            else:
-                body.elementwise(op)
+        totals = compute(self.work, body)
         following = accumulators.add(body, carried)
         for op in totals:
             body.checks(op)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nova.fusion.kernel import Expr, Index, Out, Structured, Tensor, rewrite, walk
-from nova.tile.expressions import Domain, Part, memory_element
+from nova.tile.expressions import LOG2_E, Domain, Part, memory_element
 from nova.tile.loops_body import Body, combined, computed, constant_tile, finished, reduced, start_of
 from nova.tile.loops_emit import Accumulators, Work, make_body, store_totals
 from nova.tile.loops_plan import Key, Nest
@@ -352,9 +352,6 @@ def _finite(domain: Domain, top: Part) -> Part:
         return program.select(program.cmp("oeq", x, -math.inf), program.constant(0.0, x.element), x)
 
     return domain.apply(make, (top,))
-
-
-LOG2_E = 1.4426950408889634
 
 
 def _exp_of_difference(domain: Domain, a: Part, b: Part) -> Part:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from nova.errors import CompileError
 from nova.fusion.kernel import Index, Kernel, Linear, Out, Structured, Tensor, const
+from nova.fusion.layout import row_major
 
 Key = tuple[Tensor, Index]
 
@@ -288,19 +289,11 @@ class Planner:
 # --- orders of loops --------------------------------------------------------------------------------------------------
 
 
-def strides_of(shape: tuple[int, ...]) -> list[int]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return strides[::-1]
-
-
 def flat(tensor: Tensor, index: Index) -> Linear:
     """The element's offset in the tensor's dense buffer."""
     terms: dict[int, int] = {}
     constant = 0
-    for item, stride in zip(index, strides_of(tensor.shape), strict=True):
+    for item, stride in zip(index, row_major(tensor.shape), strict=True):
         constant += item.const * stride
         for loop, coefficient in item.terms:
             terms[loop] = terms.get(loop, 0) + coefficient * stride

@@ -15,10 +15,11 @@ No atomics. A bad index goes to the error record and is skipped: nothing is writ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from nova.errors import CompileError
+from nova.fusion.layout import broadcast_shape, broadcast_strides, row_major
 from nova.mlir import ir
 from nova.schedule.target import GpuTarget
 from nova.tile import pooling
@@ -27,7 +28,7 @@ from nova.tile.layout import blocked
 from nova.tile.scatter_runs import combine_few, combine_lines, combine_runs
 from nova.tile.text import Value
 from nova.tile.updates import Updates
-from nova.tile.whole_op import WIDE, Op, decode, dot, power_of_two, strides_of, vector_of
+from nova.tile.whole_op import WIDE, Op, decode, dot, power_of_two, vector_of
 
 THREADS = 256
 FEW = 8  # updates that are walked rather than sorted
@@ -118,7 +119,7 @@ def _scatter(op: Op) -> None:
     shape, index_shape, axis = op.shape(0), op.shape(1), op.whole.integer("dim")
     rank = len(shape)
     count, along = math.prod(index_shape), index_shape[axis] if rank else 1
-    base_strides = strides_of(shape)
+    base_strides = row_major(shape)
 
     def key(p: Program, u: Value, inside: Value) -> tuple[Value, Value]:
         index = _index(op, p, 1, u, inside)
@@ -137,7 +138,7 @@ def _scatter(op: Op) -> None:
     lines = count // along if along else 0
     if count and (along <= SHORT or lines >= MANY):
         others = [d for d in range(rank) if d != axis]
-        strides = strides_of(index_shape)
+        strides = row_major(index_shape)
         _check_places(op, updates)
         combine_lines(
             op, updates, [index_shape[d] for d in others], [strides[d] for d in others], along,
@@ -150,21 +151,21 @@ def _scatter(op: Op) -> None:
 def _index_put(op: Op) -> None:
     shape, dims = op.shape(0), op.whole.integers("dims")
     index_shapes = [op.shape(2 + k) for k in range(len(dims))]
-    picked = _broadcast(index_shapes)
+    picked = broadcast_shape(index_shapes)
     rest = [d for d in range(len(shape)) if d not in dims]
     front = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
     full = [shape[d] for d in rest[:front]] + picked + [shape[d] for d in rest[front:]]
-    value_strides = _broadcast_strides(op.shape(1), full)
+    value_strides = broadcast_strides(op.shape(1), full)
     picked_strides = value_strides[front : front + len(picked)]
     rest_strides = value_strides[:front] + value_strides[front + len(picked) :]
-    base_strides = strides_of(shape)
+    base_strides = row_major(shape)
 
     def key(p: Program, u: Value, inside: Value) -> tuple[Value, Value]:
         coordinates = decode(p, u, picked)
         place: Value | None = None
         good = inside
         for k, d in enumerate(dims):
-            at = dot(p, coordinates, _broadcast_strides(index_shapes[k], picked), p.binary("arith.muli", u, 0))
+            at = dot(p, coordinates, broadcast_strides(index_shapes[k], picked), p.binary("arith.muli", u, 0))
             assert isinstance(at, Value)
             index = _index(op, p, 2 + k, at, inside)
             wrapped = index
@@ -183,18 +184,6 @@ def _index_put(op: Op) -> None:
         "add" if op.whole.flag("accumulate") else "none", key,
     )  # fmt: skip
     _run(op, updates)
-
-
-def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
-    rank = max(map(len, shapes))
-    padded = [[1] * (rank - len(s)) + list(s) for s in shapes]
-    return [next((n for n in axis if n != 1), 1) for axis in zip(*padded, strict=True)]
-
-
-def _broadcast_strides(shape: Sequence[int], full: Sequence[int]) -> list[int]:
-    """Strides of a dense tensor of `shape` seen in the broadcast shape `full`."""
-    own = [0 if n == 1 else s for n, s in zip(shape, strides_of(shape), strict=True)]
-    return [0] * (len(full) - len(shape)) + own
 
 
 def _as_strided_scatter(op: Op) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from nova.cpu.whole_op import WholeOp
@@ -70,10 +69,6 @@ class Op:
 def running_type(element: str) -> str:
     """The type in which long sums are kept: as PyTorch, f32 for 16-bit floats and f64 for f32."""
     return {"bf16": "f32", "f16": "f32", "f32": "f64"}.get(element, element)
-
-
-def strides_of(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def power_of_two(n: int) -> int:

@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 
+from nova import pipeline
+from nova.capture import session
 from nova.gpu import launcher
 from nova.gpu.compile import GpuKernel
 from nova.gpu.launcher import Launch
-from nova.runtime import cuda, orc
+from nova.runtime import cuda, orc, placement
 from nova.runtime.device_executable import DeviceExecutable
+from nova.schedule import target
 
 _I, _P = ctypes.c_int, ctypes.c_void_p
 _SIGNATURES = {
@@ -135,3 +138,30 @@ class FakeExecutable(DeviceExecutable):
         super()._bind_types()
         for expected in (*self._inputs, *self._outputs):
             object.__setattr__(expected, "device", "cpu")
+
+
+def pretend_gpu(monkeypatch, build) -> None:
+    """nova.jit takes every tensor of a step to be on a GPU; `build(text, target)` makes its kernels."""
+    monkeypatch.setenv("NOVA_WORKERS", "0")
+    monkeypatch.setenv("NOVA_CACHE", "0")
+    monkeypatch.setattr(pipeline, "build_kernel", build)
+    monkeypatch.setattr(placement, "device_of", lambda captured: "cuda:0")
+    by_name = target.by_name
+    monkeypatch.setattr(target, "by_name", lambda name: by_name("h200" if name == "cuda:0" else name))
+    original = session.capture
+
+    def capture(*args, **kwargs):
+        """The recorded step, its tensors said to be on a GPU: all but step counts, as eager has them."""
+        captured = original(*args, **kwargs)
+        signature = captured.step.signature
+        for specs in (signature.inputs, signature.outputs):
+            for i, spec in enumerate(specs):
+                name = str(getattr(spec, "source", "")) if hasattr(spec, "source") else ""
+                counted = name.endswith("['step']") or (
+                    not name and spec.kind == "state" and str(signature.inputs[spec.input].source).endswith("['step']")
+                )
+                if not counted and getattr(spec, "role", "") not in ("scalar", "seed"):
+                    object.__setattr__(spec, "type", type(spec.type)(spec.type.shape, spec.type.dtype, "cuda:0"))
+        return captured
+
+    monkeypatch.setattr(session, "capture", capture)

@@ -10,7 +10,6 @@ import torch
 
 import nova
 from nova import pipeline
-from nova.capture import session
 from nova.gpu import launcher
 from nova.gpu.launcher import Launch
 from nova.runtime import binding, cuda, executable, orc, placement
@@ -18,7 +17,7 @@ from nova.runtime.step_plan import GraphValue
 from nova.schedule import target
 from tests import models
 from tests.numerics import runtime_kernels as kernels
-from tests.numerics.device_fakes import FakeDevice, FakeExecutable, on_gpu
+from tests.numerics.device_fakes import FakeDevice, FakeExecutable, on_gpu, pretend_gpu
 from tests.numerics.test_runtime import Builder
 
 
@@ -276,29 +275,7 @@ def whole(device, monkeypatch):
         kernel = compile_kernel(str(module), target.host())
         return on_gpu(kernel, table='nova.kernel = "multi_tensor"' in text)
 
-    monkeypatch.setenv("NOVA_WORKERS", "0")
-    monkeypatch.setenv("NOVA_CACHE", "0")
-    monkeypatch.setattr(pipeline, "build_kernel", build)
-    monkeypatch.setattr(placement, "device_of", lambda captured: "cuda:0")
-    by_name = target.by_name
-    monkeypatch.setattr(target, "by_name", lambda name: by_name("h200" if name == "cuda:0" else name))
-    original = session.capture
-
-    def capture(*args, **kwargs):
-        """The recorded step, its tensors said to be on a GPU: all but step counts, as eager has them."""
-        captured = original(*args, **kwargs)
-        signature = captured.step.signature
-        for specs in (signature.inputs, signature.outputs):
-            for i, spec in enumerate(specs):
-                name = str(getattr(spec, "source", "")) if hasattr(spec, "source") else ""
-                counted = name.endswith("['step']") or (
-                    not name and spec.kind == "state" and str(signature.inputs[spec.input].source).endswith("['step']")
-                )
-                if not counted and getattr(spec, "role", "") not in ("scalar", "seed"):
-                    object.__setattr__(spec, "type", type(spec.type)(spec.type.shape, spec.type.dtype, "cuda:0"))
-        return captured
-
-    monkeypatch.setattr(session, "capture", capture)
+    pretend_gpu(monkeypatch, build)
     return device
 
 

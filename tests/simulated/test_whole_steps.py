@@ -15,12 +15,10 @@ import torch
 
 import nova
 from nova import mlir, pipeline
-from nova.capture import session
 from nova.gpu import compile, launcher, simulate
-from nova.runtime import executable, orc, placement
-from nova.schedule import target
+from nova.runtime import executable, orc
 from tests import models
-from tests.numerics.device_fakes import FakeDevice, FakeDriver, FakeExecutable
+from tests.numerics.device_fakes import FakeDevice, FakeDriver, FakeExecutable, pretend_gpu
 
 
 class SimulatedDriver(FakeDriver):
@@ -123,27 +121,7 @@ def simulated(monkeypatch):
     device = SimulatedDevice()
     monkeypatch.setattr(FakeExecutable, "device", device)
     monkeypatch.setattr(executable, "class_for", lambda plan: SimulatedExecutable)
-    monkeypatch.setenv("NOVA_WORKERS", "0")
-    monkeypatch.setenv("NOVA_CACHE", "0")
-    monkeypatch.setattr(pipeline, "build_kernel", build)
-    monkeypatch.setattr(placement, "device_of", lambda captured: "cuda:0")
-    by_name = target.by_name
-    monkeypatch.setattr(target, "by_name", lambda name: by_name("h200" if name == "cuda:0" else name))
-    original = session.capture
-
-    def capture(*args, **kwargs):
-        captured = original(*args, **kwargs)
-        signature = captured.step.signature
-        for spec in (*signature.inputs, *signature.outputs):
-            source = spec.source if hasattr(spec, "source") else None
-            if spec in signature.outputs and spec.kind == "state":
-                source = signature.inputs[spec.input].source
-            if not str(source).endswith("['step']"):
-                type_ = type(spec.type)(spec.type.shape, spec.type.dtype, "cuda:0")
-                object.__setattr__(spec, "type", type_)
-        return captured
-
-    monkeypatch.setattr(session, "capture", capture)
+    pretend_gpu(monkeypatch, build)
     return device
 
 
