@@ -1,7 +1,8 @@
 """Layer norm, GELU and softmax cross entropy, forward and backward (paper section 6.1): achieved bytes a second.
 
 PyTorch's backward is timed over a saved forward. Nova compiles the gradients from the inputs: where they need no result
-of the forward, that is its backward, statistics included; cross entropy's needs the forward, whose time is taken off.
+of the forward, that is its backward, statistics included; cross entropy's needs the forward, whose time is taken off
+as for Liger's, which makes the gradient in its forward and in the place of the logits (it is given some of its own).
 Bytes are what an operator must move: every input once, every output once.
 """
 
@@ -32,6 +33,19 @@ class Operator:
     rest: Callable[[int, int, torch.dtype], tuple[Tensor, ...]]
     passes: tuple[int, int]
     scalar: bool = False
+    liger: Callable[..., Tensor] | None = None
+
+
+def _liger_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    from liger_kernel.transformers.functional import liger_layer_norm
+
+    return liger_layer_norm(x, weight, bias, 1e-5)
+
+
+def _liger_cross_entropy(x: Tensor, labels: Tensor) -> Tensor:
+    from liger_kernel.transformers.functional import liger_cross_entropy
+
+    return liger_cross_entropy(x, labels)
 
 
 def _layer_norm_rest(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -44,10 +58,13 @@ def _labels(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 OPERATORS = (
-    Operator("layer_norm", 16384, 768, lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), _layer_norm_rest, (2, 3)),
+    Operator(
+        "layer_norm", 16384, 768, lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), _layer_norm_rest, (2, 3),
+        liger=_liger_layer_norm,
+    ),
     Operator("gelu", 16384, 3072, F.gelu, lambda *_: (), (2, 3)),
-    Operator("cross_entropy", 16384, 50304, F.cross_entropy, _labels, (1, 2), scalar=True),
-)
+    Operator("cross_entropy", 16384, 50304, F.cross_entropy, _labels, (1, 2), True, _liger_cross_entropy),
+)  # fmt: skip
 
 
 @dataclass
@@ -76,7 +93,18 @@ def make_sets(op: Operator, dtype: torch.dtype, count: int) -> list[Set]:
 def forward(function: Callable[..., Tensor], sets: list[Set]) -> timing.Run:
     def run(i: int) -> Tensor:
         with torch.no_grad():
-            return function(sets[i].x, *sets[i].rest)
+            return function(sets[i].x.detach(), *sets[i].rest)
+
+    return run
+
+
+def in_place(function: Callable[..., Tensor], sets: list[Set]) -> timing.Run:
+    """Forward and backward of a function that overwrites its first argument with the gradient."""
+    own = [s.x.detach().clone().requires_grad_() for s in sets[:2]]
+
+    def run(i: int) -> Any:
+        x, s = own[i % len(own)], sets[i]
+        return torch.autograd.grad(function(x, *s.rest), x, s.grad)
 
     return run
 
@@ -110,6 +138,8 @@ def measure(op: Operator, dtype_name: str, rounds: int) -> list[dict[str, Any]]:
     sets = make_sets(op, dtype, timing.sets_for(2 * size, least=2, most=8))
     compiled = torch.compile(op.function)
     contestants = {"eager": op.function, "torch.compile": compiled}
+    if op.liger and timing.liger() is not None:
+        contestants["liger"] = op.liger
     nova_forward, nova_both = nova.jit(op.function), nova.jit(both(op))
 
     def pair(i: int) -> Any:
@@ -117,13 +147,15 @@ def measure(op: Operator, dtype_name: str, rounds: int) -> list[dict[str, Any]]:
 
     forwards = {name: forward(f, sets) for name, f in contestants.items()} | {"nova": forward(nova_forward, sets)}
     ahead = timing.interleave(forwards, len(sets), rounds)
-    backwards = {name: backward(name, f, sets) for name, f in contestants.items()} | {"pair": pair}
+    backwards = {name: backward(name, f, sets) for name, f in contestants.items()} | {"nova": pair}
+    whole = {"nova", "liger"} if op.scalar else set()  # those whose backward has a forward in it
+    if "liger" in whole & contestants.keys():
+        backwards["liger"] = in_place(contestants["liger"], sets)
     behind = timing.interleave(backwards, len(sets), rounds)
     seconds = {
         "forward": {name: t.median for name, t in ahead.items()},
-        "backward": {name: t.median for name, t in behind.items() if name != "pair"},
+        "backward": {name: t.median - (ahead[name].median if name in whole else 0.0) for name, t in behind.items()},
     }
-    seconds["backward"]["nova"] = behind["pair"].median - (ahead["nova"].median if op.scalar else 0.0)
     errors = _errors(op, sets[0], nova_forward, nova_both)
     rows = []
     for direction, passes in zip(("forward", "backward"), op.passes, strict=True):
@@ -175,7 +207,7 @@ def run(rounds: int = 9, names: tuple[str, ...] = ()) -> list[dict[str, Any]]:
 def line(row: dict[str, Any]) -> tuple[str, ...]:
     """A row for the table."""
     seconds = row["seconds"]
-    others = [f"{seconds[name] * 1e6:.1f}" for name in ("eager", "torch.compile")]
+    others = [f"{seconds[name] * 1e6:.1f}" if name in seconds else "-" for name in ("eager", "torch.compile", "liger")]
     own = f"{seconds['nova'] * 1e6:.1f}"
     return (
         f"{row['op']} {row['direction']} {row['dtype']}",
@@ -186,4 +218,4 @@ def line(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-HEADER = ("us a call", "eager", "torch.compile", "nova", "best other / nova", "of copy")
+HEADER = ("us a call", "eager", "torch.compile", "liger", "nova", "best other / nova", "of copy")

@@ -150,6 +150,7 @@ ROW_THREADS = 128  # of blocks that reduce rows a warp or two each: small ones s
 LONG_THREADS = 256  # of blocks that walk long rows: several rows an SM hide each other's ends
 REGISTERS = 112  # of a thread for tile values, beside addresses and temporaries
 THREAD_BYTES = 64  # that a thread should have under way: four 16-byte loads
+HELD_BESIDE = 56  # registers of a thread that sums over rows, beside its tiles: running sums, addresses, the next loads
 FLAT_UNROLL = 2  # vectors of each operand that a thread of an elementwise kernel takes at most
 WASTE = 1.13  # of idle lanes that are not worth avoiding
 
@@ -236,7 +237,7 @@ def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
         shape = TileShape(threads // across, across, 1, batch, reasons=(reason,))
     if not p.total:
         return shape
-    held = p.tiles * shape.row_batch * shape.column_batch * p.vector + 56
+    held = p.tiles * shape.row_batch * shape.column_batch * p.vector + HELD_BESIDE
     parts = _parts(-(-p.rows // shape.rows), _slots(held, shape.threads, target))
     return TileShape(
         shape.row_threads, shape.column_threads, shape.row_batch, shape.column_batch, parts=parts,
