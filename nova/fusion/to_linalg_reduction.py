@@ -6,6 +6,7 @@ and then the centred variance. bf16 and f16 accumulate in f32 and round once, at
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from nova.fusion import scalars
@@ -110,13 +111,23 @@ def _softmax_backward(low: Lowering, op: Op, operands: list[Instance]) -> None:
 # --- layer and batch norm --------------------------------------------------------------------------------------------
 
 
+def _mean(low: Lowering, dims: Dims, axes: Sequence[int], x: Expr) -> Expr:
+    """Of x over `axes`."""
+    return mul(fold(low, dims, axes, x, "sum"), _share(low, dims, axes, x.type))
+
+
+def _share(low: Lowering, dims: Dims, axes: Sequence[int], type_: str) -> Expr:
+    """One over the number of elements along `axes`, by which eager multiplies too: a division costs many times that."""
+    count = low.count(low.leaves(dims[axis] for axis in axes))
+    return const(1 / count if count else math.inf, type_)
+
+
 def _statistics(low: Lowering, op: Op, x: Expr, dims: Dims, axes: Sequence[int]) -> tuple[Expr, Expr, Expr]:
     """Mean, biased variance and 1/sqrt(var + eps) of x over `axes`."""
     kept = low.loops_of([atoms for axis, atoms in enumerate(dims) if axis not in axes])
-    count = const(low.count(low.leaves(dims[axis] for axis in axes)), x.type)
-    mean = low.scratch(kept, div(fold(low, dims, axes, x, "sum"), count))
+    mean = low.scratch(kept, _mean(low, dims, axes, x))
     centred = sub(x, mean)
-    variance = low.scratch(kept, div(fold(low, dims, axes, mul(centred, centred), "sum"), count))
+    variance = low.scratch(kept, _mean(low, dims, axes, mul(centred, centred)))
     rstd = low.scratch(kept, div(const(1, x.type), sqrt(add(variance, const(op.attrs["eps"], x.type)))))
     return mean, variance, rstd
 
@@ -153,9 +164,7 @@ def _layer_norm_backward(low: Lowering, op: Op, operands: list[Instance]) -> Non
         scaled = mul(dy, convert_float(low.read(op.operands[4], operands[4]), x.type))
         _rounded(low, op.results[1], fold(low, dims, leading, mul(dy, normal), "sum"))
         _rounded(low, op.results[2], fold(low, dims, leading, dy, "sum"))
-    count = const(low.count(low.leaves(dims[axis] for axis in axes)), x.type)
-    first = div(fold(low, dims, axes, scaled, "sum"), count)
-    second = div(fold(low, dims, axes, mul(scaled, normal), "sum"), count)
+    first, second = _mean(low, dims, axes, scaled), _mean(low, dims, axes, mul(scaled, normal))
     rows = low.loops_of([dims[axis] for axis in leading])
     first, second = low.scratch(rows, first), low.scratch(rows, second)
     _rounded(low, op.results[0], mul(rstd, sub(sub(scaled, first), mul(normal, second))))
@@ -179,7 +188,7 @@ def _batch_norm_backward(low: Lowering, op: Op, operands: list[Instance]) -> Non
     dy, x = (low.wide(op.operands[i], operands[i]) for i in (0, 1))
     mean, rstd = (convert_float(low.read(op.operands[i], operands[i]), x.type) for i in (2, 3))
     normal = mul(sub(x, mean), rstd)
-    count = const(low.count(low.leaves(dims[axis] for axis in axes)), x.type)
+    share = _share(low, dims, axes, x.type)
     dbias = fold(low, dims, axes, dy, "sum")
     dweight = fold(low, dims, axes, mul(dy, normal), "sum")
     _rounded(low, op.results[1], dweight)
@@ -189,7 +198,7 @@ def _batch_norm_backward(low: Lowering, op: Op, operands: list[Instance]) -> Non
     if len(op.operands) > 4:
         scale = mul(rstd, convert_float(low.read(op.operands[4], operands[4]), x.type))
     scale = low.scratch(channel, scale)
-    first, second = low.scratch(channel, div(dbias, count)), low.scratch(channel, div(dweight, count))
+    first, second = low.scratch(channel, mul(dbias, share)), low.scratch(channel, mul(dweight, share))
     _rounded(low, op.results[0], mul(scale, sub(sub(dy, first), mul(normal, second))))
 
 

@@ -1,6 +1,7 @@
 """The inline PTX of level 5: one table, which the simulator reads as well.
 
     @$5 ld.global.v4.b32 {$0, $1, $2, $3}, [$4+$6];     four words, if the predicate holds; else the tied inputs
+    mov.b32 $0, $1;                                     the same word
 
 The predicated accesses are here because LLVM has none: it would branch around each. The constant of the address is an
 operand of its own, so that it lands in the instruction. An access counts as a side effect on memory: LLVM keeps them in
@@ -15,6 +16,10 @@ from itertools import product
 CONSTRAINTS = {"u8": "h", "b16": "h", "b32": "r", "b64": "l"}
 OPERAND_TYPES = {"u8": "i16", "b16": "i16", "b32": "i32", "b64": "i64"}
 WORD_BYTES = {"u8": 1, "b16": 2, "b32": 4, "b64": 8}
+
+
+WORD = "mov.b32 $0, $1;"
+"""A word as it is. LLVM does not look into it, so two bfloat16 that a loop carries stay in one register."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,8 @@ def launches_of(module: ir.Module) -> tuple[list[Launch], int]:
         count = len(operation.regions[0].blocks[0].arguments)
         name = ir.StringAttr(attributes["sym_name"]).value
         if all(grid):  # (no blocks: nothing to do)
-            found.append(Launch(name, (grid[0], grid[1], grid[2]), threads[0], shared, count))
+            dependent = "nova_gpu.dependent" in attributes
+            found.append(Launch(name, (grid[0], grid[1], grid[2]), threads[0], shared, count, dependent))
     return found, _integer(module.operation.attributes, "nova_gpu.workspace")
 
 

@@ -125,8 +125,9 @@ def is_tile(value: Any) -> bool:
 class Distributor(ThreadCode):
     """Writes the code of one thread of one function while its level-4 ops are walked in order."""
 
-    def __init__(self, function: Any):
+    def __init__(self, function: Any, dependent: bool = False):
         attributes = function.attributes
+        self.dependent = dependent
         threads = attribute_value(attributes["nova_tile.threads"])
         super().__init__(threads, attribute_value(attributes["nova_tile.grid"]))
         self.name = attribute_value(attributes["sym_name"])
@@ -226,6 +227,9 @@ class Distributor(ThreadCode):
 
     def function(self) -> str:
         """The text of the whole function."""
+        if self.dependent:
+            self.line("nvvm.griddepcontrol wait")
+            self.line("nvvm.griddepcontrol launch_dependents")
         for position, op in enumerate(self.block.operations):
             self.position = position
             self.lower(op.operation)
@@ -240,6 +244,8 @@ class Distributor(ThreadCode):
         attributes = f"gpu.kernel, nvvm.kernel, nvvm.reqntid = array<i32: {self.threads}>"
         if self.min_blocks:
             attributes += f", nvvm.minctasm = {self.min_blocks} : i32"
+        if self.dependent:
+            attributes += ", nova_gpu.dependent"
         grid = ", ".join(map(str, self.grid))
         attributes += f", nova_gpu.grid = array<i64: {grid}>, nova_gpu.shared = {self.arena.total} : i64"
         return f"llvm.func @{self.name}({arguments}) attributes {{{attributes}}} {{\n{self.body()}\n}}"
@@ -266,8 +272,11 @@ class Distributor(ThreadCode):
         return found
 
 
-def distribute(module: ir.Module) -> str:
+def distribute(module: ir.Module, dependent: bool = False) -> str:
     """The level-5 text of a level-4 module: one kernel a function, in the same order.
+
+    `dependent`: a launch may begin while the one before it ends, so each thread first waits for that one's results
+    (griddepcontrol, PTX ISA 9.7.13.13, from sm_90), and then lets the next launch begin likewise.
 
     Raises CompileError for an op without a lowering, or tiles whose layouts do not fit together.
     """
@@ -276,7 +285,7 @@ def distribute(module: ir.Module) -> str:
     functions, shared = [], False
     for op in module.body.operations:
         if op.operation.name == "func.func":
-            thread = Distributor(op.operation)
+            thread = Distributor(op.operation, dependent)
             functions.append(thread.function())
             shared = shared or thread.arena.total > 0
     attributes = module.operation.attributes
@@ -289,4 +298,6 @@ def distribute(module: ir.Module) -> str:
 
 def run(module: ir.Module, options: Any = None) -> ir.Module:
     """The pass: level 4 in, level 5 out."""
-    return ir.Module.parse(distribute(module))
+    from nova.schedule.annotate import target_of
+
+    return ir.Module.parse(distribute(module, getattr(target_of(options), "dependent_launch", False)))

@@ -50,14 +50,29 @@ def _fresh_like(it: Distributor, values: list[Value]) -> list[Value]:
     return [Value(it.fresh(), v.element, v.shape, v.layout) for v in values]
 
 
+def _words(it: Distributor, value: Value) -> Value:
+    """A vector as a loop carries it: 16-bit elements in pairs, or each would take a register of its own."""
+    if value.shape is None or value.element not in ("bf16", "f16") or value.shape[0] % 2:
+        return value
+    return it.bitcast(value, "i32")
+
+
+def _tile(it: Distributor, carried: Value, tile: Value) -> Value:
+    """What was carried, in the type and layout of `tile`."""
+    if carried.element == tile.element:
+        return carried
+    found = it.bitcast(it.opaque(carried), tile.element)
+    return Value(found.name, found.element, found.shape, tile.layout)
+
+
 @lowers("scf.for")
 def for_(it: Distributor, op: Op) -> None:
     """A loop that carries registers. Its first scratch waits: threads may still read that of the last iteration."""
-    low, high, step, *inits = [it.of(v) for v in op.operands]
+    low, high, step, *tiles = [it.of(v) for v in op.operands]
+    inits = [_words(it, v) for v in tiles]
     block = op.operation.regions[0].blocks[0]
     results, carried = _fresh_like(it, inits), _fresh_like(it, inits)
     counter = Value(it.fresh("i"), low.element)
-    it.known.update(zip(block.arguments, [counter, *carried], strict=True))
 
     left = f"{', '.join(r.name for r in results)} = " if results else ""
     pairs = ", ".join(f"{c.name} = {i.name}" for c, i in zip(carried, inits, strict=True))
@@ -65,10 +80,13 @@ def for_(it: Distributor, op: Op) -> None:
     it.line(f"{left}scf.for {counter.name} = {low.name} to {high.name} step {step.name}{passed} : {low.element} {{")
     it.loops += 1
     with it.arena.repeated(), it.region():
-        _emit_yield(it, _yielded(it, block), inits)
+        inside = [_tile(it, v, tile) for v, tile in zip(carried, tiles, strict=True)]
+        it.known.update(zip(block.arguments, [counter, *inside], strict=True))
+        _emit_yield(it, [_words(it, v) for v in _yielded(it, block)], inits)
     it.loops -= 1
     it.line("}")
-    it.known.update(zip(op.results, results, strict=True))
+    after = [_tile(it, v, tile) for v, tile in zip(results, tiles, strict=True)]
+    it.known.update(zip(op.results, after, strict=True))
 
 
 @lowers("scf.if")

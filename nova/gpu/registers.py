@@ -312,6 +312,12 @@ class ThreadCode(Emitter):
         kind = f"vector<{count}x{element}>"
         return self.result(f"vector.bitcast {vector.name} : {vector.type} to {kind}", element, count)
 
+    def opaque(self, words: Value) -> Value:
+        """A vector of i32, one by one out of LLVM's sight."""
+        text = f'llvm.inline_asm asm_dialect = att "{asm.WORD}", "=r,r"'
+        kept = [self.result(f"{text} {word.name} : (i32) -> i32", "i32") for word in self.elements(words)]
+        return self.from_elements(kept)
+
     def binary(self, name: str, a: Value, b: Value, layout: Any = None) -> Value:
         """An op of two operands of one type, e.g. "arith.addf"."""
         count = None if a.shape is None else count_of(a)

@@ -20,6 +20,8 @@ _SPACES = {"global": 1, "shared": SHARED}
 
 def _inline_asm(c: Compiler, op: ir.Operation) -> Step:
     text = str(op.attributes["asm_string"].value)
+    if text == asm.WORD:
+        return c.pure(op, lambda x: x)
     template = asm.TABLE.get(text)
     if template is None:
         raise NotImplementedError(f"the simulator has no inline PTX {text!r}: it is not in nova/gpu/asm.py")

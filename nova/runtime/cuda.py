@@ -32,6 +32,7 @@ FUNCTIONS = {
     "cuModuleGetFunction": "cuModuleGetFunction",
     "cuFuncSetAttribute": "cuFuncSetAttribute",
     "cuLaunchKernel": "cuLaunchKernel",
+    "cuLaunchKernelEx": "cuLaunchKernelEx",
     "cuMemcpyHtoDAsync": "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoDAsync": "cuMemcpyDtoDAsync_v2",
     "cuMemcpyDtoHAsync": "cuMemcpyDtoHAsync_v2",

@@ -77,7 +77,8 @@ def decode(meta: Mapping[str, Any], blobs: Mapping[str, bytes]) -> LoadedKernel:
         from nova.gpu.launcher import Launch
 
         launches = tuple(
-            Launch(m["symbol"], tuple(m["grid"]), m["threads"], m["shared"], m["parameters"]) for m in meta["launches"]
+            Launch(m["symbol"], tuple(m["grid"]), m["threads"], m["shared"], m["parameters"], m["dependent"])
+            for m in meta["launches"]
         )
     return LoadedKernel(
         meta["name"], meta["entry"], blobs["object"], meta["workspace"], blobs.get("llvm", b"").decode(),

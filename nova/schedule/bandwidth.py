@@ -7,7 +7,7 @@ third of an elementwise kernel's traffic, and its reader finds nothing in the ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nova.schedule import model
 from nova.schedule.target import ELEMENT_BYTES, CpuTarget, GpuTarget, Target
@@ -73,6 +73,7 @@ class TileShape:
     long: bool = False  # a row doesn't fit the registers: a loop over its columns in each pass
     row_run: int = 1  # rows of a thread that are neighbours
     parts: int = 1  # blocks along what is summed over the blocks, each with a partial sum
+    ahead: int = 0  # tiles of the loop over `parts` that are loaded while one is computed
     reasons: tuple[str, ...] = ()
 
     @property
@@ -149,8 +150,12 @@ BLOCK_THREADS = 256
 ROW_THREADS = 128  # of blocks that reduce rows a warp or two each: small ones start and end by themselves
 LONG_THREADS = 256  # of blocks that walk long rows: several rows an SM hide each other's ends
 REGISTERS = 112  # of a thread for tile values, beside addresses and temporaries
+CARRIED_REGISTERS = 48  # the same where sums are carried from row to row: shorter pieces of a row, and more warps
 THREAD_BYTES = 64  # that a thread should have under way: four 16-byte loads
 HELD_BESIDE = 56  # registers of a thread that sums over rows, beside its tiles: running sums, addresses, the next loads
+MOST_AHEAD = 4  # tiles whose loads are under way while one is computed
+BYTES_AHEAD = 48 << 10  # of an SM's loads under way, from which memory is busy
+MERGE_GROUPS = 2  # vectors of columns that a block which adds up shares takes
 FLAT_UNROLL = 2  # vectors of each operand that a thread of an elementwise kernel takes at most
 WASTE = 1.13  # of idle lanes that are not worth avoiding
 
@@ -215,9 +220,16 @@ def _flat(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     return TileShape(down, across, shape.row_batch, shape.column_batch, reasons=(reason,))
 
 
+def _elements(p: TileProblem, registers: int) -> int:
+    """Of a row, in so many registers of a thread."""
+    return min(40, max(p.vector, registers // max(p.tiles, 1)))
+
+
 def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     """Threads of a row: one warp as long as its registers hold it, several above, a loop where nothing does."""
-    most = min(40, max(p.vector, REGISTERS // max(p.tiles, 1)))  # elements of a row in a thread
+    most = _elements(p, REGISTERS)
+    if p.total and -(-groups * p.vector // _elements(p, CARRIED_REGISTERS)) <= BLOCK_THREADS:
+        most = _elements(p, CARRIED_REGISTERS)
     if groups <= 32:
         across = power_above(groups)
         threads = min(BLOCK_THREADS, max(32, power_above(p.rows * across)))
@@ -237,12 +249,24 @@ def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
         shape = TileShape(threads // across, across, 1, batch, reasons=(reason,))
     if not p.total:
         return shape
-    held = p.tiles * shape.row_batch * shape.column_batch * p.vector + HELD_BESIDE
-    parts = _parts(-(-p.rows // shape.rows), _slots(held, shape.threads, target))
-    return TileShape(
-        shape.row_threads, shape.column_threads, shape.row_batch, shape.column_batch, parts=parts,
-        reasons=(*shape.reasons, f"{parts} blocks, each with its share of the sums"),
-    )  # fmt: skip
+    return _carried(p, shape, target)
+
+
+def _carried(p: TileProblem, shape: TileShape, target: GpuTarget) -> TileShape:
+    """How a block walks its rows: with how many loads ahead, so that memory is kept busy, and how many such blocks."""
+    elements = shape.row_batch * shape.column_batch * p.vector
+    held, loads = p.tiles * elements + HELD_BESIDE, -(-int(p.row_bytes * elements) // 4)  # registers
+    ahead = 0
+    for depth in range(1, MOST_AHEAD + 1):
+        if held + depth * loads > target.registers_thread - HELD_BESIDE // 4:
+            break
+        ahead = depth
+        blocks = _slots(held + depth * loads, shape.threads, target) // target.sms
+        if blocks * shape.threads * depth * loads * 4 >= BYTES_AHEAD:
+            break
+    parts = _parts(-(-p.rows // shape.rows), _slots(held + ahead * loads, shape.threads, target))
+    reason = f"{parts} blocks, each with its share of the sums, {ahead} tiles loaded ahead"
+    return replace(shape, parts=parts, ahead=ahead, reasons=(*shape.reasons, reason))
 
 
 def _long_rows(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
@@ -288,7 +312,7 @@ def _total(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
 
 def _merge(p: TileProblem, groups: int) -> TileShape:
     """Few columns a block, so that there are blocks enough; all its shares under way at once."""
-    across = min(8, power_above(groups))
+    across = min(MERGE_GROUPS, power_above(groups))
     down = min(BLOCK_THREADS // across, power_above(p.rows))
     return TileShape(
         down, across, min(12, -(-p.rows // down)), 1, reasons=(f"{p.rows} partial sums, {down} at a time",)

@@ -92,6 +92,11 @@ class GpuTarget(Target):
         return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
     @property
+    def dependent_launch(self) -> bool:
+        """Whether a launch may begin before the one ahead of it has ended, and wait for it itself."""
+        return self.capability >= (9, 0)
+
+    @property
     def has_wgmma(self) -> bool:
         return self.capability[0] == 9
 

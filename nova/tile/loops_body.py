@@ -103,15 +103,18 @@ class Body(Space):
                         return out.value
         return None
 
-    def prefetch(self) -> None:
-        """Loads of the nest's full width, in front of everything."""
+    def prefetch(self) -> list[Key]:
+        """Loads of the nest's full width, in front of everything; their keys in `values`."""
         made = self.nest.keys()
         full = set(self.nest.full)
+        keys = []
         for op in self.nest.ops:
             for tensor, index in op.loads():
                 loops = {loop for item in index for loop, _ in item.terms}
                 if (tensor, index) not in made and loops == full and tensor.kind != "local":
                     self.load(tensor, index)
+                    keys.append((tensor, index))
+        return list(dict.fromkeys(keys))
 
     def elementwise(self, op: Structured, store: bool = True) -> None:
         """Evaluates an op; its stores wait for `flush`."""

@@ -16,7 +16,7 @@ from nova.schedule.bandwidth import TileShape
 from nova.tile.expressions import Part, memory_element
 from nova.tile.layout import NestedLayout
 from nova.tile.loops_body import Body, combined, computed, constant_tile, finished, reduced, start_of
-from nova.tile.loops_plan import Nest, Total
+from nova.tile.loops_plan import Key, Nest, Total
 from nova.tile.loops_space import ROW, Frame, Memory, decode
 from nova.tile.text import Operand, Value
 
@@ -196,12 +196,38 @@ class _Totals:
             body = self.body(part, column, parts)
             values = self.tile(body, accumulators, accumulators.start)
         else:
-            with program.for_(part, tiles, parts, accumulators.start) as loop:
-                body = self.body(loop.index, column, parts)
-                loop.yield_(self.tile(body, accumulators, loop.carried))
-            values = loop.results
+            values = self.walk(accumulators, part, tiles, column, parts)
         last = self.body(0, column, parts)
         store_totals(self.work, last, accumulators.finish(last, values), part)
+
+    def walk(self, accumulators: Accumulators, part: Operand, tiles: int, column: Operand, parts: int) -> list[Value]:
+        """All tiles of a part. While one is computed the loads of the next `ahead` are under way, in registers."""
+        program, count, depth = self.program, len(accumulators.start), self.work.shape.ahead
+        first = self.body(part, column, parts)
+        keys = first.prefetch() if depth else []
+        kept = [first.values[key] for key in keys]
+        start = [*accumulators.start, *(first.domain.value(p) for p in kept)]
+        for step in range(1, depth if keys else 0):
+            start += self.loads(keys, self.later(part, step * parts, tiles), column, parts)
+        with program.for_(part, tiles, parts, start) as loop:
+            body = self.body(loop.index, column, parts)
+            waiting = list(loop.carried[count:])
+            if keys:
+                waiting += self.loads(keys, self.later(loop.index, depth * parts, tiles), column, parts)
+            for key, p, value in zip(keys, kept, waiting, strict=False):
+                body.values[key] = Part(value, p.dims, p.element)
+            loop.yield_([*self.tile(body, accumulators, loop.carried[:count]), *waiting[len(keys) :]])
+        return loop.results[:count]
+
+    def later(self, tile: Operand, by: int, tiles: int) -> Operand:
+        """The tile so many further on; the same once more where there is none, which costs no memory traffic."""
+        index = self.program.add(tile, by)
+        return self.program.select(self.program.compare("slt", index, tiles), index, self.program.scalar(tile))
+
+    def loads(self, keys: Sequence[Key], tile: Operand, column: Operand, parts: int) -> list[Value]:
+        body = self.body(tile, column, parts)
+        body.prefetch()
+        return [body.domain.value(body.values[key]) for key in keys]
 
     def body(self, tile: Operand, column: Operand, parts: int) -> Body:
         work = self.work

@@ -22,7 +22,7 @@ from nova.schedule import target
 
 _I, _P = ctypes.c_int, ctypes.c_void_p
 _SIGNATURES = {
-    "cuLaunchKernel": [_P, *[ctypes.c_uint] * 7, _P, _P, _P],
+    "cuLaunchKernel": [_P, *[ctypes.c_uint] * 7, _P, _P, _P], "cuLaunchKernelEx": [_P, _P, _P, _P],
     "cuMemcpyHtoDAsync": [_P, _P, ctypes.c_size_t, _P], "cuMemcpyDtoDAsync": [_P, _P, ctypes.c_size_t, _P],
     "cuMemcpyDtoHAsync": [_P, _P, ctypes.c_size_t, _P],
     "cuCtxPushCurrent": [_P], "cuCtxPopCurrent": [_P], "cuEventRecord": [_P, _P], "cuEventSynchronize": [_P],
@@ -72,6 +72,13 @@ class FakeDriver(cuda.Driver):
         size = ctypes.c_size_t.from_address(words[3]).value
         assert not params and (words[0], words[2]) == (1, 2) and words[4] is None and size % 8 == 0
         entry(ctypes.c_void_p.from_address(words[1]).value if table else words[1])
+
+    def _cuLaunchKernelEx(self, config, function, params, extra):
+        """A launch that waits for the one before it is like any other, where each is over when the next begins."""
+        numbers = (ctypes.c_uint32 * 14).from_address(config)
+        stream, attribute = (ctypes.c_void_p * 2).from_address(config + 32)
+        assert numbers[12] == 1 and list((ctypes.c_uint32 * 3).from_address(attribute)) == [6, 0, 1]
+        return self._functions["cuLaunchKernel"](function, *numbers[:7], stream, params, extra)
 
     def called(self, name):
         return [args for found, args in self.log if found == name]
