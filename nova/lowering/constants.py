@@ -1,0 +1,9 @@
+"""Constants of the elementary functions. A pair or triple is one number in parts, leading part first: the parts are so
+short that their products with a small integer are exact, or fused multiplications with them in turn lose nothing."""
+
+LOG2_E = 1.4426950408889634
+LN2_F32 = (0.693359375, -2.12194440e-4)  # the first part has 9 bits
+LN2_F64 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)  # the first part ends in 21 zeros
+TWO_OVER_PI = 0.63661977236758134
+PI_2_F32 = (1.57079637050628662109375, -4.37113882867379288655e-8, -1.71512451000004e-15)
+PI_2_F64 = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33)
