@@ -27,40 +27,30 @@ def train(precision: str, compiled: bool, steps: int, batch: int, layers: int, l
     gc.collect()
     torch.cuda.empty_cache()
     torch.set_float32_matmul_precision("high" if precision in ("tf32", "bf16") else "highest")
-    torch.manual_seed(0)
-    model = gpt2.GPT2(layers).cuda()  # drawn in float32, whatever it trains in
+    model = gpt2.make_model(layers)  # drawn in float32, whatever it trains in
     if precision == "f64":
         model.double()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    who = "nova" if compiled else "eager"
+    step = gpt2.make_step(who, precision, model)
     generator = torch.Generator("cuda").manual_seed(1)
     # tokens that can be learnt: a slowly changing ramp with noise
     start = torch.randint(1000, (steps, batch, 1), device="cuda", generator=generator)
     noise = torch.randint(3, (steps, batch, length + 1), device="cuda", generator=generator)
     data = (start + 7 * torch.arange(length + 1, device="cuda") + noise) % gpt2.VOCABULARY
 
-    def step(ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-            loss = model(ids, targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    run = nova.jit(step) if compiled else step
     began = time.perf_counter()
-    losses = [run(d[:, :-1].contiguous(), d[:, 1:].contiguous()) for d in data]
+    losses = [step(d[:, :-1].contiguous(), d[:, 1:].contiguous()) for d in data]
     nova.synchronize()
     found = [loss.item() for loss in losses]
     return {
-        "who": "nova" if compiled else "eager", "precision": precision, "batch": batch, "steps": steps,
+        "who": who, "precision": precision, "batch": batch, "steps": steps,
         "length": length, "layers": layers, "seconds": time.perf_counter() - began, "losses": found,
-        "captures": run.captures if compiled else 0,
+        "captures": step.captures if compiled else 0,
     }  # fmt: skip
 
 
 def distance(a: list[float], b: list[float]) -> float:
-    x, y = torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)
-    return ((x - y).norm() / y.norm()).item()
+    return timing.relative_error(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64))
 
 
 def main() -> None:

@@ -61,10 +61,14 @@ class GPT2(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
-def make_step(who: str, precision: str, layers: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """The step of one contestant, from the same seed for all."""
+def make_model(layers: int) -> GPT2:
+    """From the same seed for every contestant."""
     torch.manual_seed(0)
-    model = GPT2(layers).cuda()
+    return GPT2(layers).cuda()
+
+
+def make_step(who: str, precision: str, model: GPT2) -> Any:
+    """The training step of one contestant: (ids, targets) -> loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     run: Any = torch.compile(model) if who == "torch.compile" else model
 
@@ -88,7 +92,7 @@ def measure(who: str, precision: str, batch: int, steps: int, layers: int = LAYE
     generator = torch.Generator("cuda").manual_seed(1)
     shape = (batch, CONTEXT + 1)
     data = [torch.randint(VOCABULARY, shape, device="cuda", generator=generator) for _ in range(4)]
-    step = make_step(who, precision, layers)
+    step = make_step(who, precision, make_model(layers))
     start = time.perf_counter()
     losses = [step(data[0][:, :-1].contiguous(), data[0][:, 1:].contiguous())]
     torch.cuda.synchronize()
