@@ -15,7 +15,7 @@ from collections.abc import Callable
 from nova.gpu import math_f64
 from nova.lowering import lanes as ln
 from nova.lowering import vmath
-from nova.lowering.constants import LOG2_E, PI_2_F32, TWO_OVER_PI
+from nova.lowering.constants import ERF_FAR, ERF_NEAR, LOG2_E, PI_2_F32, TANH_NEAR, TWO_OVER_PI
 from nova.lowering.lanes import Value
 from nova.lowering.vmath import c, has_bit, polynomial
 from nova.mlir import ir, scf
@@ -102,8 +102,7 @@ def exp2(x: Value) -> Value:
 def tanh(x: Value) -> Value:
     """x P(x^2) below 0.55, 1 - 2 / (exp(2|x|) + 1) above."""
     t, s = ln.absf(x), ln.mulf(x, x)
-    near = [1.57394409e-2, -5.23025580e-2, 1.33152470e-1, -3.33327681e-1]
-    small = ln.fma(ln.mulf(polynomial(s, near), s), x, x)
+    small = ln.fma(ln.mulf(polynomial(s, TANH_NEAR), s), x, x)
     power = ex2(ln.mulf(t, c(x, 2.0 * LOG2_E)))
     large = ln.fma(reciprocal(ln.addf(power, c(x, 1.0))), c(x, -2.0), c(x, 1.0))
     return ln.select(ln.cmpf("ogt", t, c(x, 0.55)), ln.copysign(large, x), small)
@@ -112,12 +111,9 @@ def tanh(x: Value) -> Value:
 def erf(x: Value) -> Value:
     """x P(x^2) below 0.93, 1 - exp(Q(|x|)) above."""
     t, s = ln.absf(x), ln.mulf(x, x)
-    near = [-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1]
-    small = ln.fma(polynomial(s, near), x, x)
-    far = [-1.72853470e-5, 3.83197126e-4, -3.88396438e-3, 2.42546219e-2, -1.06777877e-1, -6.34846687e-1]
-    far += [-1.28717512e-1]
+    small = ln.fma(polynomial(s, ERF_NEAR), x, x)
     capped = _minnum(t, c(x, 4.0))  # erf(4) rounds to 1
-    exponent = ln.fma(polynomial(capped, far), capped, ln.negf(capped))
+    exponent = ln.fma(polynomial(capped, ERF_FAR), capped, ln.negf(capped))
     decay = ex2(ln.mulf(exponent, c(x, LOG2_E)))
     large = ln.copysign(ln.subf(c(x, 1.0), decay), x)
     return ln.select(ln.cmpf("ogt", t, c(x, 0.927734375)), large, small)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 
 from nova.lowering import lanes as ln
-from nova.lowering.constants import LN2_F32, LOG2_E, PI_2_F64, TWO_OVER_PI
+from nova.lowering.constants import ERF_FAR, ERF_NEAR, LN2_F32, LOG2_E, PI_2_F64, TANH_NEAR, TWO_OVER_PI
 from nova.lowering.lanes import Value
 
 LN2_HIGH, LN2_LOW = LN2_F32
@@ -191,12 +191,9 @@ def log1p(x: Value) -> Value:
 def erf(x: Value) -> Value:
     """x P(x^2) below 0.93, 1 - exp(Q(|x|)) above."""
     t, s = ln.absf(x), ln.mulf(x, x)
-    near = [-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1]
-    small = ln.fma(polynomial(s, near), x, x)
-    far = [-1.72853470e-5, 3.83197126e-4, -3.88396438e-3, 2.42546219e-2, -1.06777877e-1, -6.34846687e-1]
-    far += [-1.28717512e-1]
+    small = ln.fma(polynomial(s, ERF_NEAR), x, x)
     capped = ln.select(ln.cmpf("ogt", t, c(x, 4.0)), c(x, 4.0), t)  # erf(4) rounds to 1
-    exponent = ln.fma(polynomial(capped, far), capped, ln.negf(capped))
+    exponent = ln.fma(polynomial(capped, ERF_FAR), capped, ln.negf(capped))
     r, _, bits = _reduce_by_ln2(exponent)
     n = ln.subi(bits, ln.constant(bits.type, 0x4B400000))
     decay = ln.mulf(ln.addf(_expm1_reduced(r), c(x, 1.0)), _power_of_two(n))  # n >= -24: one factor will do
@@ -208,8 +205,7 @@ def erf(x: Value) -> Value:
 def tanh(x: Value) -> Value:
     """x P(x^2) below 0.55, 1 - 2 / (exp(2|x|) + 1) above."""
     t, s = ln.absf(x), ln.mulf(x, x)
-    near = [1.57394409e-2, -5.23025580e-2, 1.33152470e-1, -3.33327681e-1]
-    small = ln.fma(ln.mulf(polynomial(s, near), s), t, t)
+    small = ln.fma(ln.mulf(polynomial(s, TANH_NEAR), s), t, t)
     capped = ln.select(ln.cmpf("ogt", t, c(x, 10.0)), c(x, 10.0), t)
     r, _, bits = _reduce_by_ln2(ln.addf(capped, capped))
     n = ln.subi(bits, ln.constant(bits.type, 0x4B400000))
