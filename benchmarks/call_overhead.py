@@ -15,6 +15,7 @@ import statistics
 import time
 
 import torch
+from common import save
 from torch import nn
 from torch.nn import functional as F
 
@@ -123,15 +124,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--python", action="store_true", help="also measure the checks without native code")
     chosen = parser.parse_args()
+    rows = []
     print(f"{'model':6} {'checks':7} {'tensors':>8} {'dicts, lists':>13} {'guards us':>10} {'whole call us':>14}")
     for name, build in (("MLP", mlp), ("GPT-2", gpt)):
         for native in (True, False) if chosen.python else (True,):
             found = measure(build, native)
             kind = "native" if native else "Python"
+            rows.append({"model": name, "checks": kind, **found})
             print(
                 f"{name:6} {kind:7} {found['tensors']:8} {found['objects']:13} {found['guards_us']:10.1f} "
                 f"{found['call_us']:14.1f}"
             )
+    print("saved", save("call_overhead", rows))
 
 
 if __name__ == "__main__":
