@@ -144,7 +144,7 @@ class Builder:
         """A constant of any shape from a NumPy array (i1 from bool; f32, f64 and integers)."""
         type_ = tensor_type(array.shape, dtype)
         if dtype == "bool":
-            data = np.packbits(array.ravel(), bitorder="little")
+            data = np.packbits(np.asarray(array, np.bool_).ravel(), bitorder="little")
             attr = ir.DenseElementsAttr.get(data, type=type_.element_type, shape=list(array.shape))
         else:
             array = np.ascontiguousarray(array, _NUMPY.get(dtype, np.float32))

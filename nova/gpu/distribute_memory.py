@@ -102,7 +102,8 @@ def bounds(it: Distributor, window: Window, layout: NestedLayout, firsts: Sequen
     for dim, extent in enumerate(window.extents):
         if extent < 0:
             continue
-        here = it.add(window.offsets[dim], it.coordinate(layout, dim))
+        first, own = window.offsets[dim], it.coordinate(layout, dim)
+        here = it.add(first, it.cast(own, first.element) if isinstance(first, Value) else own)
         steps = layout.register_part(dim)
         made: dict[int, Value] = {}
         for test, register in zip(tests, firsts, strict=True):

@@ -10,7 +10,6 @@ The arena belongs to the stream of the last step; a step on another stream waits
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import threading
 import weakref
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from nova.runtime import cuda, device_program, orc
 from nova.runtime.arena import Arena
 from nova.runtime.executable import _SEED_MASK, Executable, flagged
 from nova.runtime.fallback import StepMemory
-from nova.runtime.kernels import LoadedKernel
+from nova.runtime.kernels import LoadedKernel, identity
 from nova.runtime.step_plan import ERROR_BYTES, KernelCall
 
 _CPU = torch.device("cpu")
@@ -38,9 +37,7 @@ _libraries_lock = threading.Lock()
 
 def load_kernel(kernel: Any, device: cuda.Device) -> orc.Library:
     """A kernel's launcher, its device code loaded; equal kernels are loaded once a device while anything uses them."""
-    digest = hashlib.sha256(kernel.object_code)
-    digest.update(kernel.cubin or kernel.ptx.encode())
-    key = (kernel.entry, digest.digest(), id(device))
+    key = (identity(kernel), id(device))
     with _libraries_lock:
         library = _libraries.get(key)
         if library is None:

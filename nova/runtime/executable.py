@@ -7,7 +7,6 @@ call's (native code, 3 ns each), run the step program without the GIL. State was
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import struct
 import threading
 import warnings
@@ -25,7 +24,7 @@ from nova.runtime.binding import Expected, PointerTable
 from nova.runtime.cache import Cache, CacheWarning, shared
 from nova.runtime.dtypes import contiguous_strides, torch_dtype
 from nova.runtime.fallback import Fallback, StepMemory
-from nova.runtime.kernels import Kernel, decode, encode
+from nova.runtime.kernels import Kernel, decode, encode, identity
 from nova.runtime.step_plan import ERROR_BYTES, AtenCall, KernelCall, StepGraph, StepPlan, TensorRef, plan_step
 
 _EXCEPTIONS = {"IndexError": IndexError, "RuntimeError": RuntimeError, "ValueError": ValueError}
@@ -33,13 +32,13 @@ _CPU = torch.device("cpu")  # said explicitly: `torch.set_default_device` may sa
 _SEED_MASK = (1 << 64) - 1
 
 
-_libraries: weakref.WeakValueDictionary[tuple[str, bytes], orc.Library] = weakref.WeakValueDictionary()
+_libraries: weakref.WeakValueDictionary[bytes, orc.Library] = weakref.WeakValueDictionary()
 _libraries_lock = threading.Lock()
 
 
 def load_kernel(kernel: Kernel) -> orc.Library:
     """The kernel's code in memory; equal objects are loaded once while anything uses them."""
-    key = (kernel.entry, hashlib.sha256(kernel.object_code).digest())
+    key = identity(kernel)
     with _libraries_lock:
         library = _libraries.get(key)
         if library is None:
@@ -296,12 +295,12 @@ class PlannedStep:
 
 def plan_and_compile(graph: StepGraph, kernels: Mapping[str, Kernel], reorder: bool = False) -> PlannedStep:
     """Plans a step and compiles its program. `kernels`: callee symbol -> object; symbols may share one."""
-    distinct: dict[tuple[str, bytes], int] = {}
+    distinct: dict[bytes, int] = {}
     objects: list[Kernel] = []
     numbers: dict[str, tuple[int, int]] = {}
     for symbol in dict.fromkeys(call.target for call in graph.calls if call.kind == "kernel"):
         kernel = kernels[symbol]
-        key = (kernel.entry, kernel.object_code)
+        key = identity(kernel)
         if key not in distinct:
             distinct[key] = len(objects)
             objects.append(kernel)

@@ -9,6 +9,7 @@ What only a reader wants (LLVM IR text) may be left out with `text=False`.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,6 +26,17 @@ class Kernel(Protocol):
     def object_code(self) -> bytes: ...
     @property
     def workspace(self) -> int: ...
+
+
+def identity(kernel: Kernel) -> bytes:
+    """A digest of all code: kernels that have it in common are one. A name says nothing, as a cache gives a kernel the
+    name that it was first compiled under; and launchers of different device code may be equal."""
+    digest = hashlib.sha256()
+    device_code = getattr(kernel, "cubin", b"") or getattr(kernel, "ptx", "").encode()
+    for part in (kernel.entry.encode(), kernel.object_code, device_code):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ class Program(Emitter):
         attrs = self._window(strides, extents, vector, wide) + f", fill = {number_text(fill, element)}"
         attrs += "" if element == "i1" else f" : {element}"
         attrs += f", layout = {layout.text()}"
-        operands = [pointer, self.scalar(base, "i64"), *(self.scalar(o) for o in offsets)]
+        operands = [pointer, self.scalar(base, "i64"), *self._offsets(offsets)]
         return self.op("nova_tile.load", operands, element, layout.shape, attrs, layout)
 
     def store(
@@ -138,7 +138,7 @@ class Program(Emitter):
         """`layout` is only needed for a splat tile."""
         layout = self._layout_of(tile, layout)
         attrs = self._window(strides, extents, vector, wide) + f", layout = {layout.text()}"
-        operands = [tile, pointer, self.scalar(base, "i64"), *(self.scalar(o) for o in offsets)]
+        operands = [tile, pointer, self.scalar(base, "i64"), *self._offsets(offsets)]
         self.effect("nova_tile.store", operands, attrs)
 
     def gather(
@@ -181,6 +181,11 @@ class Program(Emitter):
     def address(self, pointer: Value) -> Value:
         """The pointer as i64."""
         return self.op("nova_tile.address", [pointer], "i64")
+
+    def _offsets(self, offsets: Sequence[Operand]) -> list[Value]:
+        """All of one type: i64 if one of them is."""
+        wide = any(isinstance(o, Value) and o.element == "i64" for o in offsets)
+        return [self.scalar(self.cast(o, "i64") if wide else o, "i64" if wide else "i32") for o in offsets]
 
     @staticmethod
     def _window(strides: Sequence[int], extents: Sequence[int] | None, vector: int, wide: bool) -> str:
@@ -249,7 +254,7 @@ class Program(Emitter):
         self, pointer: Value, shared: Value, stage: Operand, base: Operand, offsets: Sequence[Operand], *,
         strides: Sequence[int], extents: Sequence[int] | None = None, vector: int = 1, wide: bool = False,
     ) -> None:  # fmt: skip
-        operands = [pointer, shared, self.scalar(stage), self.scalar(base, "i64"), *(self.scalar(o) for o in offsets)]
+        operands = [pointer, shared, self.scalar(stage), self.scalar(base, "i64"), *self._offsets(offsets)]
         self.effect("nova_tile.async_copy", operands, self._window(strides, extents, vector, wide))
 
     def async_commit(self) -> None:

@@ -106,9 +106,9 @@ def make_body(
 ) -> Body:  # fmt: skip
     """A tile by its numbers along rows and columns."""
     program, shape, frame = memory.program, work.shape, work.frame
-    row0 = program.mul(row_tile, shape.rows)
+    row0 = program.mul(program.cast(row_tile, frame.row_number), shape.rows)
     groups = layout.shape[2]
-    start = program.mul(column_tile, groups) if group0 is None else group0
+    start = program.mul(program.cast(column_tile, frame.group_number), groups) if group0 is None else group0
     ragged_groups = bool(frame.group_count % groups) if ragged is None else ragged
     body = Body(
         frame, memory, layout, fixed, row0, start, bool(frame.row_count % shape.rows), ragged_groups

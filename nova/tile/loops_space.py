@@ -26,6 +26,7 @@ from nova.tile.text import BITS, Operand, Value
 
 ROW, UNROLL, GROUP, VECTOR = range(4)
 WIDE = 1 << 31  # elements of a tensor from which offsets take 64 bits
+OVERHANG = 1 << 20  # more than a tile hangs over the end of what it covers
 
 
 @dataclass
@@ -70,6 +71,15 @@ class Frame:
     def group_count(self) -> int:
         return math.prod(self.kernel.loops[loop] for loop in self.columns) // self.vector
 
+    @property
+    def row_number(self) -> str:
+        """The type of a row's number."""
+        return "i64" if self.row_count > WIDE - OVERHANG else "i32"
+
+    @property
+    def group_number(self) -> str:
+        return "i64" if self.group_count > WIDE - OVERHANG else "i32"
+
 
 @dataclass
 class Place:
@@ -103,12 +113,18 @@ class Space(Sources):
     # --- coordinates ---
 
     def row(self) -> list[Part]:
-        return [Part(self.row0, (), "i32"), self.domain.iota(ROW)]
+        return [Part(self.row0, (), self.frame.row_number), self.domain.iota(ROW)]
 
     def group(self) -> list[Part]:
         step = self.domain.layout.shape[GROUP]
         unrolled = self.domain.scale(self.domain.iota(UNROLL), step)
-        return [Part(self.group0, (), "i32"), unrolled, self.domain.iota(GROUP)]
+        return [Part(self.group0, (), self.frame.group_number), unrolled, self.domain.iota(GROUP)]
+
+    def row_total(self) -> Part:
+        return self.domain.total(self.row(), self.frame.row_number)
+
+    def group_total(self) -> Part:
+        return self.domain.total(self.group(), self.frame.group_number)
 
     def loop(self, loop: int) -> list[Part]:
         if loop not in self.loops:
@@ -118,24 +134,25 @@ class Space(Sources):
     def _loop(self, loop: int) -> list[Part]:
         domain, frame = self.domain, self.frame
         if loop in self.fixed:
-            return [Part(self.fixed[loop], (), "i32")]
+            index = self.fixed[loop]
+            return [Part(index, (), index.element if isinstance(index, Value) else "i32")]
         size = self.sizes[loop]
         if size == 1:
             return [Part(0, (), "i32")]
         if loop in frame.rows:
             if len(frame.rows) == 1:
                 return self.row()
-            return [self._digit(domain.total(self.row()), self._step(frame.rows, loop), size, loop == frame.rows[0])]
+            return [self._digit(self.row_total(), self._step(frame.rows, loop), size, loop == frame.rows[0])]
         if loop not in frame.columns:
             return super().loop(loop)
         vector = frame.vector
         if loop != frame.columns[-1]:
             step = self._step(frame.columns, loop) // vector
-            return [self._digit(domain.total(self.group()), step, size, loop == frame.columns[0])]
+            return [self._digit(self.group_total(), step, size, loop == frame.columns[0])]
         if len(frame.columns) == 1:
             groups = [domain.scale(part, vector) for part in self.group()]
         else:
-            groups = [domain.scale(domain.remainder(domain.total(self.group()), size // vector), vector)]
+            groups = [domain.scale(domain.remainder(self.group_total(), size // vector), vector)]
         return [*groups, domain.iota(VECTOR)]
 
     def _step(self, loops: Sequence[int], loop: int) -> int:
@@ -150,9 +167,9 @@ class Space(Sources):
         if key not in self.masks:
             tests = []
             if ROW in key:
-                tests.append((self.domain.total(self.row()), self.frame.row_count))
+                tests.append((self.row_total(), self.frame.row_count))
             if key and key != (ROW,):
-                tests.append((self.domain.total(self.group()), self.frame.group_count))
+                tests.append((self.group_total(), self.frame.group_count))
             parts = [self.domain.apply(lambda x, n=n: self.program.cmp("slt", x, n), (p,)) for p, n in tests]
             whole = parts[0] if parts else None
             for part in parts[1:]:

@@ -16,14 +16,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 ROOT = str(Path(__file__).resolve().parents[2])
 sys.path.insert(0, ROOT)
 PARTS = max(1, min(len(os.sched_getaffinity(0)) - 2, 12))
 TOOLS = ("memcheck", "racecheck")
-BLOCK = re.compile(r"^=+ (?:Invalid|Error: |Warning: |Program hit|Race reported).*(?:\n=+ {5}at .*)?", re.MULTILINE)
+BLOCK = re.compile(
+    r"^=+ (?:Invalid|Error: |Warning: |Program hit|Race reported).*(?:\n=+ {5}(?:.* )?at .*)*", re.MULTILINE
+)
+PLACE = re.compile(r"\bat (?!__)([\w:<>]+)")
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: .*$", re.MULTILINE)
+FOREIGN = (
+    "cudnn",
+    "fmha",
+    "cutlass",
+    "gemm",
+    "at::",
+    "flash",
+    "void ",
+)  # kernels of PyTorch's: eager records the steps
 LIST = """
 elementwise/chain-f32 elementwise/chain-bf16 elementwise/transposed-bf16 elementwise/permuted-f16 elementwise/unary-f32
 elementwise/shape-4097 elementwise/misaligned elementwise/strided elementwise/casts elementwise/broadcast-backward-f32
@@ -103,7 +116,9 @@ def start(part: int, words: list[str], cache: str, tool: str) -> subprocess.Pope
     environment["PYTHONPATH"] = os.pathsep.join([ROOT, environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     if tool:
         options = ["--racecheck-report", "all"] if tool == "racecheck" else []
-        command = [sanitizer(), "--tool", tool, *options, "--print-limit", "20", *command]
+        for name in FOREIGN:
+            options += ["--kernel-name-exclude", f"kernel_substring={name}"]
+        command = [sanitizer(), "--tool", tool, *options, "--print-limit", "1000", *command]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
@@ -122,14 +137,15 @@ def everything(tool: str, words: list[str], cache: str) -> int:
     ran = len(re.findall(r"^ran ", text, re.MULTILINE))
     wanted = len([n for n in LIST if not words or any(w in n for w in words)]) + (not words or "training" in words)
     found = BLOCK.findall(text) if tool else []
-    foreign = [block for block in found if "::" in block or "<" in block]  # PyTorch's own, from the eager recording
+    kernels = Counter(place for block in found for place in dict.fromkeys(PLACE.findall(block)))
+    foreign = [block for block in found if any(name in block for name in FOREIGN)]
     errors = len(found) - len(foreign)
     print(
         f"{tool or 'compiled'}: {ran} of {wanted} cases ran, {errors} errors in Nova's kernels, {len(foreign)} in "
         f"PyTorch's, {time.perf_counter() - began:.0f} s", flush=True,
     )  # fmt: skip
     dirty = [line for line in SUMMARY.findall(text) if " 0 errors" not in line and "(0 errors, 0 warnings)" not in line]
-    print("\n".join(dirty[:PARTS]))
+    print("\n".join([*dirty[:PARTS], *(f"{count:6} reports at {kernel}" for kernel, count in kernels.most_common(40))]))
     if errors or ran < wanted:
         lines = [line[:200] for line in text.splitlines() if line.startswith("=========") or "Error" in line]
         print("\n".join([line for line in lines if "Host Frame" not in line][:120]))

@@ -17,7 +17,7 @@ from nova.gpu import simulate
 from nova.gpu.distribute import distribute
 from nova.mlir import ir
 from nova.schedule import target as targets
-from nova.tile import generate, interpret
+from nova.tile import generate, interpret, loops_space
 from tests.numerics import test_loops as cases
 
 LEFT_OUT = {
@@ -70,3 +70,16 @@ def _simulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)  # runs are the same anyway
     torch.manual_seed(0)
     return
+
+
+@pytest.mark.parametrize(
+    "case", [lambda: cases.test_elementwise_one_dim(1003), lambda: cases.test_transposes_and_zero_sizes([7, 13, 5]),
+             cases.test_index_values, lambda: cases.test_softmax(37, 33), lambda: cases.test_whole_sum([1003, 3]),
+             lambda: cases.test_column_reduction("sum", [1003, 3])],
+    ids=["elementwise", "transpose", "indices", "softmax", "total", "columns"],
+)  # fmt: skip
+def test_numbers_of_rows_and_vectors_in_64_bits(case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tensors beyond 2^31 elements need, with the border moved down to 256."""
+    monkeypatch.setattr(loops_space, "WIDE", 256)
+    monkeypatch.setattr(loops_space, "OVERHANG", 128)
+    case()

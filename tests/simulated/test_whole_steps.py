@@ -152,3 +152,16 @@ def test_training(simulated, name):
     for key, value in eager_state.items():
         torch.testing.assert_close(state[key], value, rtol=1e-3, atol=1e-4, msg=lambda m: f"{key}: {m}")
     assert simulated.driver.called("cuLaunchKernel")
+
+
+def test_a_kernel_that_another_step_named_otherwise(simulated):
+    """A step takes a kernel from the cache under the name that its first user gave it, which is that of another one here:
+    both launch one block of equal width, so only their device code differs."""
+    first = nova.jit(lambda *t: torch.cat([x[None] for x in t]))
+    both = nova.jit(lambda a, b: (torch.cat([x[None] for x in a]), torch.cat([x[None] for x in b])))
+    narrow, wide = ([torch.randn(3, width) for _ in range(7)] for width in (20, 24))
+    for _ in range(2):
+        assert torch.equal(first(*narrow), torch.stack(narrow))
+    for _ in range(2):
+        a, b = both(wide, narrow)
+    assert torch.equal(a, torch.stack(wide)) and torch.equal(b, torch.stack(narrow))
