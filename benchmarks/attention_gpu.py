@@ -10,7 +10,6 @@ after a colon, for the key half).
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
 import math
@@ -18,19 +17,20 @@ import pickle
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gpu_kernels
 import torch
 import torch.nn.functional as F
 import typer
-
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT)]
+from gpu_kernels import Kernel, timing
 
 SHAPES = ((8, 12, 1024, 64), (8, 12, 2048, 64), (8, 16, 1024, 128))  # batch, heads, length, head dim
 PRECISIONS = ("bf16", "tf32")
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "tf32": torch.float32, "f32": torch.float32}
+WARM_CALLS = 20
 COLD_BYTES = 256 << 20  # written between repetitions, so that no operand is in the second-level cache
 
 
@@ -108,44 +108,8 @@ def with_tiles(schedule: Any, tiles: str) -> Any:
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
-class Loaded:
-    """A built kernel on the device. `call(tensors)` launches all its phases on the current stream."""
-
-    def __init__(self, built: Built):
-        self.cuda = ctypes.CDLL("libcuda.so.1")
-        self.built, self.module = built, ctypes.c_void_p()
-        torch.zeros(1, device="cuda")
-        image = built.cubin or built.ptx.encode() + b"\0"
-        self._check(self.cuda.cuModuleLoadData(ctypes.byref(self.module), image))
-        self.functions = []
-        for symbol, _, _, shared in built.launches:
-            function = ctypes.c_void_p()
-            self._check(self.cuda.cuModuleGetFunction(ctypes.byref(function), self.module, symbol.encode()))
-            if shared > 48 << 10:
-                self._check(self.cuda.cuFuncSetAttribute(function, 8, shared))
-            self.functions.append(function)
-        self.workspace = torch.empty(max(built.workspace, 16), dtype=torch.uint8, device="cuda")
-        self.record = torch.zeros(2, dtype=torch.int64, device="cuda")
-
-    def call(self, tensors: list[torch.Tensor], only: int | None = None) -> None:
-        """Launches every phase, or one of them."""
-        pointers = [t.data_ptr() for t in (*tensors, self.workspace, self.record)]
-        values = [ctypes.c_uint64(p) for p in pointers]
-        params = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        for number, (function, launch) in enumerate(zip(self.functions, self.built.launches, strict=True)):
-            if only not in (None, number):
-                continue
-            _, grid, threads, shared = launch
-            self._check(self.cuda.cuLaunchKernel(function, *grid, threads, 1, 1, shared, stream, params, None))
-
-    def _check(self, code: int) -> None:
-        if code:
-            raise RuntimeError(f"CUDA driver error {code} ({[launch[0] for launch in self.built.launches]})")
-
-
-def device_time(run: Callable[[], object], count: int = 10) -> float:
-    """Milliseconds of one call, cold caches: events around each of `count` calls."""
+def cold_time(run: Callable[[], object], count: int = 10) -> float:
+    """Seconds of one call, cold caches: events around each of `count` calls."""
     flush = torch.empty(COLD_BYTES, dtype=torch.uint8, device="cuda")
     times = []
     for _ in range(count):
@@ -155,19 +119,20 @@ def device_time(run: Callable[[], object], count: int = 10) -> float:
         run()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end))
+        times.append(begin.elapsed_time(end) * 1e-3)
     return statistics.median(times)
 
 
-def warm_time(run: Callable[[], object], count: int = 20) -> float:
-    """Milliseconds of one call, of `count` in a row."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(count):
-        run()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / count
+def warm_times(contestants: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Seconds of one call, of WARM_CALLS in a row, contestants in turn."""
+    calls = {name: lambda _, run=run: run() for name, run in contestants.items()}
+    return gpu_kernels.medians(calls, WARM_CALLS, rounds)
+
+
+def cold_times(contestants: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Seconds of one call with cold caches, contestants in turn."""
+    found = [{name: cold_time(run) for name, run in contestants.items()} for _ in range(rounds)]
+    return {name: statistics.median(times[name] for times in found) for name in contestants}
 
 
 class Problem:
@@ -209,8 +174,7 @@ class Problem:
         return max(self._error(self._heads(x)[self.first], name) for name, x in found.items())
 
     def _error(self, found: torch.Tensor, name: str) -> float:
-        want = self.exact[name]
-        return ((found.double() - want).norm() / want.norm()).item()
+        return timing.relative_error(found, self.exact[name])
 
     def theirs(self) -> dict[str, Callable[[], Any]]:
         """PyTorch's backends: "forward name" and "backward name" -> a call."""
@@ -250,37 +214,29 @@ def run_problem(variants: dict[Variant, Built], rounds: int) -> list[dict[str, A
         row: dict[str, Any] = {"name": variant.name, "notes": built.notes}
         rows.append(row)
         try:
-            loaded = Loaded(built)
+            kernel = Kernel(built.cubin or built.ptx.encode(), built.launches, built.workspace)
             arguments = problem.arguments(variant.backward)
             (problem.dqkv if variant.backward else problem.out).fill_(math.nan)
-            loaded.call(arguments)
+            kernel(*arguments)
             torch.cuda.synchronize()
             row["error"] = problem.errors(variant.backward)
         except RuntimeError as error:
             row["failed"] = str(error)
             continue
-        calls[variant.name] = lambda loaded=loaded, arguments=arguments: loaded.call(arguments)
-        phases = [lambda i=i, of=loaded, x=arguments: of.call(x, i) for i in range(len(built.launches))]
-        row["phases_us"] = [round(1e3 * statistics.median(warm_time(phase) for _ in range(3)), 1) for phase in phases]
+        calls[variant.name] = partial(kernel, *arguments)
+        phases = {str(i): partial(kernel, *arguments, only=i) for i in range(len(built.launches))}
+        row["phases_us"] = [round(1e6 * seconds, 1) for seconds in warm_times(phases, 3).values()]
     theirs = problem.theirs()
     contestants = calls | theirs
-    for run in contestants.values():
-        for _ in range(3):
-            run()
-    torch.cuda.synchronize()
-    cold: dict[str, list[float]] = {name: [] for name in contestants}
-    warm: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, run in contestants.items():
-            cold[name].append(device_time(run))
-            warm[name].append(warm_time(run))
+    warm = warm_times(contestants, rounds)
+    cold = cold_times(contestants, rounds)
     for row in rows:
         if row["name"] in calls:
-            row["cold_ms"], row["ms"] = (statistics.median(times[row["name"]]) for times in (cold, warm))
+            row["cold_ms"], row["ms"] = (1e3 * times[row["name"]] for times in (cold, warm))
     for name in theirs:
         rows.append({
             "name": f"{'x'.join(map(str, some.shape))} {some.precision} {name}", "notes": "PyTorch",
-            "cold_ms": statistics.median(cold[name]), "ms": statistics.median(warm[name]),
+            "cold_ms": 1e3 * cold[name], "ms": 1e3 * warm[name],
         })  # fmt: skip
     return rows
 

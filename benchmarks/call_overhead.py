@@ -1,20 +1,21 @@
 """Host time of a compiled step around its kernels: guards, gathering of tensors and numbers, effects, outputs.
 
-    python benchmarks/call_overhead.py            both models, native and Python-only checks
+    python benchmarks/call_overhead.py            both models, checked natively
+    python benchmarks/call_overhead.py --python   and by the checks without native code
 
 No kernel runs: the executable is replaced by one that returns fresh empty outputs at once, so what is measured is
-what Nova adds to every call. Targets: 200 us for a 12-layer GPT-2 (592 parameter and state tensors), 35 us for a
-4-layer MLP with AdamW, guards and gathering alone.
+what Nova adds to every call. Nothing is reported while the machine is loaded. Targets: 200 us for a 12-layer GPT-2
+(592 parameter and state tensors), 35 us for a 4-layer MLP with AdamW, guards and gathering alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
-import time
+import sys
 
 import torch
+from common import interleave, quiet, save
 from torch import nn
 from torch.nn import functional as F
 
@@ -89,17 +90,8 @@ class Nothing:
         return self.outputs
 
 
-def median_us(function, rounds: int = 200, calls: int = 20) -> float:
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        for _ in range(calls):
-            function()
-        times.append((time.perf_counter() - start) / calls * 1e6)
-    return statistics.median(times)
-
-
-def measure(build, native: bool) -> dict[str, float]:
+def measure(build, native: bool) -> dict[str, float] | None:
+    """Medians in microseconds; None if the machine was too loaded to tell."""
     os.environ["NOVA_NATIVE"] = "1" if native else "0"
     torch.manual_seed(0)
     function, args = build()
@@ -110,29 +102,38 @@ def measure(build, native: bool) -> dict[str, float]:
     binding = variant.bindings[0]
     variant.executable = Nothing(variant.capture.signature)
     assert binding.enter(args, {}) is not None
-    rounds = 200 if native else 30
+    contestants = {"guards": lambda: binding.enter(args, {}), "call": lambda: step(*args)}
+    times = interleave(contestants, rounds=200 if native else 30, inner=20)
+    if not all(quiet(timing) for timing in times.values()):
+        return None
     return {
         "tensors": len(binding.stable),
         "objects": len(binding.dicts) + len(binding.lists),
-        "guards_us": median_us(lambda: binding.enter(args, {}), rounds),
-        "call_us": median_us(lambda: step(*args), rounds),
+        "guards_us": times["guards"].median * 1e6,
+        "call_us": times["call"].median * 1e6,
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--python", action="store_true", help="also measure the checks without native code")
     chosen = parser.parse_args()
+    rows = []
     print(f"{'model':6} {'checks':7} {'tensors':>8} {'dicts, lists':>13} {'guards us':>10} {'whole call us':>14}")
     for name, build in (("MLP", mlp), ("GPT-2", gpt)):
         for native in (True, False) if chosen.python else (True,):
             found = measure(build, native)
+            if found is None:
+                return 1
             kind = "native" if native else "Python"
+            rows.append({"model": name, "checks": kind, **found})
             print(
                 f"{name:6} {kind:7} {found['tensors']:8} {found['objects']:13} {found['guards_us']:10.1f} "
                 f"{found['call_us']:14.1f}"
             )
+    print("saved", save("call_overhead", rows))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

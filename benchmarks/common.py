@@ -7,35 +7,17 @@ machine was quiet enough to report at all.
 
 from __future__ import annotations
 
-import json
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from nova.bench import timing
+from nova.bench.timing import Timing
 
 MAX_SPREAD = 0.10
-
-
-@dataclass
-class Timing:
-    """Seconds of each round of one contestant."""
-
-    name: str
-    seconds: list[float] = field(default_factory=list)
-
-    @property
-    def median(self) -> float:
-        return median(self.seconds)
-
-    @property
-    def spread(self) -> float:
-        """Interquartile range over the median."""
-        s = sorted(self.seconds)
-        return (s[(3 * len(s)) // 4] - s[len(s) // 4]) / self.median
 
 
 def interleave(contestants: dict[str, Callable[[], object]], rounds: int = 15, inner: int = 1, warmup: int = 2):
@@ -62,32 +44,8 @@ def quiet(reference: Timing, limit: float = MAX_SPREAD) -> bool:
     return False
 
 
-def provenance() -> dict:
-    """Commit, versions and processor of a measurement."""
-    import llvmlite
-    import torch
-
-    def git(*args: str) -> str:
-        done = subprocess.run(["git", *args], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
-        return done.stdout.strip()
-
-    cpu = next(
-        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), ""
-    )
-    changes = "+changes" if git("status", "--porcelain", "--untracked-files=no") else ""
-    return {
-        "commit": git("rev-parse", "HEAD") + changes,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "python": platform.python_version(), "torch": torch.__version__,
-        "llvmlite": llvmlite.__version__, "cpu": cpu, "threads": torch.get_num_threads(),
-    }  # fmt: skip
-
-
 def save(name: str, results: object, folder: Path = Path(__file__).parent / "results") -> Path:
     """Writes results with their provenance to benchmarks/results/<name>.json."""
-    folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
-    plain = json.loads(
-        json.dumps(results, default=lambda o: asdict(o) if hasattr(o, "__dataclass_fields__") else str(o))
-    )
-    path.write_text(json.dumps({"provenance": provenance(), "results": plain}, indent=1) + "\n")
+    timing.save(path, results, device="cpu")
     return path

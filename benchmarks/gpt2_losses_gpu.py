@@ -30,11 +30,11 @@ def train(precision: str, compiled: bool, steps: int, batch: int, layers: int, l
     gc.collect()
     torch.cuda.empty_cache()
     torch.set_float32_matmul_precision("high" if precision in ("tf32", "bf16") else "highest")
-    torch.manual_seed(0)
-    model = gpt2.GPT2(layers).cuda()  # drawn in float32, whatever it trains in
+    model = gpt2.make_model(layers)  # drawn in float32, whatever it trains in
     if precision == "f64":
         model.double()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    who, optimizer = "nova" if compiled else "eager", gpt2.make_optimizer(model)
+    step = gpt2.make_step(who, precision, model, optimizer, clip=1.0)
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / WARMUP)
     generator = torch.Generator("cuda").manual_seed(1)
     # tokens by Zipf's law, as words are: their frequencies are learnt smoothly; a harder text at a high rate makes the
@@ -42,33 +42,22 @@ def train(precision: str, compiled: bool, steps: int, batch: int, layers: int, l
     u = torch.rand((steps, batch, length + 1), device="cuda", generator=generator, dtype=torch.float64)
     data = (torch.exp(u * math.log(gpt2.VOCABULARY)) - 1).long()
 
-    def step(ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-            loss = model(ids, targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    run = nova.jit(step) if compiled else step
     began = time.perf_counter()
     losses = []
     for d in data:
-        losses.append(run(d[:, :-1].contiguous(), d[:, 1:].contiguous()))
+        losses.append(step(d[:, :-1].contiguous(), d[:, 1:].contiguous()))
         warmup.step()
     nova.synchronize()
     found = [loss.item() for loss in losses]
     return {
-        "who": "nova" if compiled else "eager", "precision": precision, "batch": batch, "steps": steps,
+        "who": who, "precision": precision, "batch": batch, "steps": steps,
         "length": length, "layers": layers, "seconds": time.perf_counter() - began, "losses": found,
-        "captures": run.captures if compiled else 0,
+        "captures": step.captures if compiled else 0,
     }  # fmt: skip
 
 
 def distance(a: list[float], b: list[float]) -> float:
-    x, y = torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)
-    return ((x - y).norm() / y.norm()).item()
+    return timing.relative_error(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64))
 
 
 def main() -> None:

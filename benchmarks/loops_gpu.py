@@ -4,7 +4,7 @@
     python benchmarks/loops_gpu.py run kernels --out result.json         needs PyTorch and the driver, and no MLIR
 
 A case is an operation with an element type, as `layer_norm_backward:bf16`, and settings of the schedules to try with
-it: `layer_norm_backward:bf16:TOTAL_THREADS=256`. Kernel and a copy of as many bytes take turns, over sets of buffers
+it: `layer_norm_backward:bf16:LONG_THREADS=128`. Kernel and a copy of as many bytes take turns, over sets of buffers
 that together outgrow the caches; `of copy` is the copy's time over the kernel's.
 """
 
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+import math
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from optimizer_gpu import Loaded, copy_of, interleave
+import gpu_kernels
+import torch
+import torch.nn.functional as F
+from gpu_kernels import timing
 
 ROWS, STAND_IN = 16384, 613  # what cases are recorded with: nothing of the size is computed on this machine
 OPERATIONS = (
@@ -28,7 +30,6 @@ CASES = tuple(f"{op}:{dtype}" for op in OPERATIONS for dtype in ("f32", "bf16"))
 
 def tensors(op: str, dtype, rows: int, device: str) -> list:
     """The operands, N(0, 1)."""
-    import torch
 
     def new(*shape):
         return torch.randn(*shape, dtype=dtype, device=device)
@@ -51,8 +52,6 @@ def tensors(op: str, dtype, rows: int, device: str) -> list:
 
 def function(op: str):
     """The operation as PyTorch has it."""
-    import torch
-    import torch.nn.functional as F
 
     def gradient(f):
         def both(*args):
@@ -89,8 +88,6 @@ def function(op: str):
 
 def recorded(op: str, dtype_name: str, target) -> list[str]:
     """Level-1 texts of the operation's loops kernels, with the stand-in number of rows replaced."""
-    import torch
-
     import nova
     from nova.fusion import outline
 
@@ -120,17 +117,9 @@ def build_case(case: str, target, folder: Path) -> list[dict]:
     try:
         for number, text in enumerate(recorded(op, dtype, target.name)):
             compiled = gpu.build(text, target)
-            file = f"{case.replace(':', '_')}_{number}.cubin"
-            (folder / file).write_bytes(compiled.cubin or compiled.ptx.encode())
-            found.append(
-                {
-                    "case": case, "file": file, "kernel": compiled.name, "workspace": compiled.workspace,
-                    "arguments": arguments(text), "bytes": moved(text),
-                    "launches": [[x.symbol, x.grid, x.threads, x.shared] for x in compiled.launches],
-                    "registers": [r.get("registers") for r in compiled.resources],
-                    "spills": sum(r.get("spill_stores", 0) for r in compiled.resources),
-                }
-            )  # fmt: skip
+            written = gpu_kernels.write(compiled, folder, f"{case}_{number}")
+            about = {"case": case, "kernel": compiled.name, "arguments": arguments(text), "bytes": moved(text)}
+            found.append(about | written)
     finally:
         for name, value in saved.items():
             setattr(bandwidth, name, value)
@@ -154,8 +143,6 @@ def arguments(text: str) -> list[tuple[str, list[int]]]:
 
 
 def moved(text: str) -> int:
-    import math
-
     sizes = {"f32": 4, "bf16": 2, "i64": 8, "f64": 8, "i1": 1, "i32": 4, "f16": 2}
     return sum(sizes[element] * math.prod(shape) for element, shape in arguments(text))
 
@@ -170,7 +157,7 @@ def build(cases: list[str], target_name: str, folder: Path) -> None:
         found += made
         for m in made:
             print(case, m["kernel"], m["launches"], m["registers"], m["spills"], flush=True)
-    (folder / "kernels.json").write_text(json.dumps(found, indent=1))
+    gpu_kernels.write_list(found, folder)
 
 
 # --- run: on the GPU --------------------------------------------------------------------------------------------------
@@ -178,13 +165,11 @@ def build(cases: list[str], target_name: str, folder: Path) -> None:
 
 def run_kernel(record: dict, folder: Path, rounds: int) -> dict:
     """Speed of one kernel on operands of its types: what matters is bytes. Correctness is tests/gpu's business."""
-    import torch
-
     dtypes = {"f32": torch.float32, "bf16": torch.bfloat16, "i64": torch.int64, "f64": torch.float64,
               "i1": torch.bool, "i32": torch.int32, "f16": torch.float16}  # fmt: skip
     nbytes = record["bytes"]
-    sets = max(1, min(6, int(400e6 // max(nbytes, 1)) + 1)) if nbytes < 300e6 else 1
-    kernel = Loaded(record, folder)
+    sets = timing.sets_for(nbytes, 1, 6)
+    kernel = gpu_kernels.load(record, folder)
     calls = []
     for _ in range(sets):
         values = []
@@ -196,30 +181,19 @@ def run_kernel(record: dict, folder: Path, rounds: int) -> dict:
             else:
                 values.append(torch.randn(shape, device="cuda").to(dtypes[element]))
         calls.append(values)
-    copies = [copy_of(nbytes) for _ in range(sets)]
-
-    def nova() -> None:
-        for values in calls:
-            kernel(*values)
-
-    def copy() -> None:
-        for run in copies:
-            run()
-
-    seconds = {name: s / sets for name, s in interleave({"nova": nova, "copy": copy}, rounds).items()}
-    assert not kernel.record.any(), f"the error record holds {kernel.record.tolist()}"
+    copies = [gpu_kernels.copy_of(nbytes) for _ in range(sets)]
+    contestants = {"nova": lambda i: kernel(*calls[i]), "copy": lambda i: copies[i]()}
+    seconds = gpu_kernels.medians(contestants, sets, rounds)
+    kernel.check()
     return record | {
         "seconds": seconds, "of_copy": seconds["copy"] / seconds["nova"], "bandwidth": nbytes / seconds["nova"],
     }  # fmt: skip
 
 
 def run(folder: Path, out: Path, only: str, rounds: int) -> None:
-    import torch
-
-    records = json.loads((folder / "kernels.json").read_text())
     results = []
-    for record in records:
-        if only not in record["case"] or record["bytes"] < 1 << 20:
+    for record in gpu_kernels.read_list(folder, only):
+        if record["bytes"] < 1 << 20:
             continue
         try:
             result = run_kernel(record, folder, rounds)

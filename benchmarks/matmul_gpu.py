@@ -11,11 +11,13 @@ that together exceed the L2 cache, timed by events behind a spinning kernel.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import sys
 from pathlib import Path
-from statistics import median
+
+import gpu_kernels
+import torch
+from gpu_kernels import timing
 
 PAPER = (
     (512, 512, 512), (1024, 1024, 1024), (5120, 5120, 5120), (16384, 3072, 768), (16384, 768, 3072),
@@ -107,11 +109,6 @@ def build_case(case: str, target, folder: Path) -> dict:
             )  # fmt: skip
         config.write(kernel.operation, schedule)
     compiled = gpu.compile_kernel(str(module), target)
-    name = case.replace(":", "_")
-    (folder / f"{name}.cubin").write_bytes(compiled.cubin or compiled.ptx.encode())
-    launches = [[x.symbol, x.grid, x.threads, x.shared] for x in compiled.launches]
-    registers = [r.get("registers") for r in compiled.resources]
-    spills = sum(r.get("spill_stores", 0) for r in compiled.resources)
     tile = [
         *schedule.workgroup,
         schedule.reduction,
@@ -121,10 +118,8 @@ def build_case(case: str, target, folder: Path) -> dict:
         schedule.groups,
     ]
     return {
-        "case": case, "file": f"{name}.cubin", "shape": [m, n, k], "layout": layout, "precision": precision,
-        "tile": tile,
-        "launches": launches, "workspace": compiled.workspace, "registers": registers, "spills": spills,
-        "predicted_seconds": schedule.seconds if not own else None,
+        "case": case, "shape": [m, n, k], "layout": layout, "precision": precision, "tile": tile,
+        "predicted_seconds": schedule.seconds if not own else None, **gpu_kernels.write(compiled, folder, case),
     }  # fmt: skip
 
 
@@ -136,7 +131,7 @@ def build(cases: list[str], target_name: str, folder: Path) -> None:
     for case in cases:
         found.append(build_case(case, targets.by_name(target_name), folder))
         print(case, found[-1]["tile"], found[-1]["registers"], found[-1]["spills"], flush=True)
-    (folder / "kernels.json").write_text(json.dumps(found, indent=1))
+    gpu_kernels.write_list(found, folder)
 
 
 def default_cases() -> list[str]:
@@ -153,50 +148,12 @@ def default_cases() -> list[str]:
 # --- run: on the GPU --------------------------------------------------------------------------------------------------
 
 
-class Loaded:
-    """A kernel in the driver, in PyTorch's context."""
-
-    def __init__(self, record: dict, folder: Path):
-        import torch
-
-        torch.zeros(1, device="cuda")  # makes PyTorch's context the current one
-        self.cuda = ctypes.CDLL("libcuda.so.1")
-        module = ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(module), (folder / record["file"]).read_bytes() + b"\0")
-        self.launches = []
-        for symbol, grid, threads, shared in record["launches"]:
-            function = ctypes.c_void_p()
-            self._call("cuModuleGetFunction", ctypes.byref(function), module, symbol.encode())
-            if shared > 48 << 10:
-                self._call("cuFuncSetAttribute", function, 8, shared)
-            self.launches.append((function, grid, threads, shared))
-        self.workspace = torch.zeros(max(record["workspace"], 16), dtype=torch.uint8, device="cuda")
-        self.record = torch.zeros(2, dtype=torch.int64, device="cuda")
-
-    def _call(self, name: str, *args) -> None:
-        code = getattr(self.cuda, name)(*args)
-        if code:
-            raise RuntimeError(f"{name} failed: CUresult {code}")
-
-    def __call__(self, *tensors) -> None:
-        import torch
-
-        pointers = [ctypes.c_uint64(t.data_ptr()) for t in (*tensors, self.workspace, self.record)]
-        arguments = (ctypes.c_void_p * len(pointers))(*(ctypes.addressof(p) for p in pointers))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        for function, (x, y, z), threads, shared in self.launches:
-            self._call("cuLaunchKernel", function, x, y, z, threads, 1, 1, shared, stream, arguments, None)
-
-
 def input_sets(record: dict) -> list[tuple]:
     """(a, b, out) as they are stored; several, so that the L2 cache is cold."""
-    import torch
-
     m, n, k = record["shape"]
     dtype = {"bf16": torch.bfloat16, "f16": torch.float16}.get(record["precision"], torch.float32)
     shapes = (m, k) if record["layout"][0] == "n" else (k, m), (k, n) if record["layout"][1] == "n" else (n, k)
-    nbytes = (m * k + k * n + m * n) * dtype.itemsize
-    count = max(1, min(32, -(-400_000_000 // nbytes)))
+    count = timing.sets_for((m * k + k * n + m * n) * dtype.itemsize, 1)
     return [
         (*(torch.randn(s, device="cuda").to(dtype) for s in shapes), torch.empty((m, n), device="cuda", dtype=dtype))
         for _ in range(count)
@@ -205,8 +162,6 @@ def input_sets(record: dict) -> list[tuple]:
 
 def error_of(record: dict, sets: list[tuple], run) -> float:
     """Relative norm of 64 rows against float64."""
-    import torch
-
     a, b, out = sets[0]
     rows = torch.randperm(record["shape"][0], device="cuda")[:64]
     out.fill_(float("nan"))
@@ -217,37 +172,13 @@ def error_of(record: dict, sets: list[tuple], run) -> float:
     exact = torch.cat([left.double() @ part.double() for part in right.split(8192, 1)], 1)
     if not bool(torch.isfinite(out.float()).all()):
         return float("nan")
-    return float((out[rows].double() - exact).norm() / exact.norm())
-
-
-def interleave(contestants: dict, sets: int, rounds: int) -> dict[str, float]:
-    """Median device seconds a call, contestants in turn."""
-    import torch
-
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for run in contestants.values():
-        for i in range(sets):
-            run(i)
-    for _ in range(rounds):
-        for name, run in contestants.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            torch.cuda._sleep(400_000 * (1 + sets // 4))
-            start.record()
-            for i in range(sets):
-                run(i)
-            end.record()
-            torch.cuda.synchronize()
-            times[name].append(start.elapsed_time(end) * 1e-3 / sets)
-    return {name: median(found) for name, found in times.items()}
+    return timing.relative_error(out[rows], exact)
 
 
 def run_case(record: dict, folder: Path, rounds: int) -> dict:
     """Correctness, then speed."""
-    import torch
-
     torch.backends.cuda.matmul.allow_tf32 = record["precision"] == "tf32"
-    kernel, sets = Loaded(record, folder), input_sets(record)
+    kernel, sets = gpu_kernels.load(record, folder), input_sets(record)
 
     def nova(i: int) -> None:
         kernel(*sets[i])
@@ -257,7 +188,7 @@ def run_case(record: dict, folder: Path, rounds: int) -> dict:
         torch.matmul(a if record["layout"][0] == "n" else a.t(), b if record["layout"][1] == "n" else b.t(), out=out)
 
     errors = {"nova": error_of(record, sets, nova), "cublas": error_of(record, sets, cublas)}
-    seconds = interleave({"nova": nova, "cublas": cublas}, len(sets), rounds)
+    seconds = gpu_kernels.medians({"nova": nova, "cublas": cublas}, len(sets), rounds)
     m, n, k = record["shape"]
     tflops = {name: 2e-12 * m * n * k / s for name, s in seconds.items()}
     return record | {"errors": errors, "seconds": seconds, "tflops": tflops, "ratio": tflops["nova"] / tflops["cublas"]}
@@ -265,9 +196,7 @@ def run_case(record: dict, folder: Path, rounds: int) -> dict:
 
 def run(folder: Path, out: Path | None, rounds: int, only: str) -> int:
     results, bad = [], 0
-    for record in json.loads((folder / "kernels.json").read_text()):
-        if only and only not in record["case"]:
-            continue
+    for record in gpu_kernels.read_list(folder, only):
         try:
             results.append(run_case(record, folder, rounds))
         except RuntimeError as error:
@@ -302,7 +231,6 @@ def main() -> int:
     runner.add_argument("--only", default="", help="cases that contain this text")
     args = parser.parse_args()
     if args.command == "build":
-        sys.path.insert(0, str(Path(__file__).parents[1]))
         build(args.cases or default_cases(), args.target, args.out)
         return 0
     return run(args.folder, args.out, args.rounds, args.only)

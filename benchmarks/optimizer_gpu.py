@@ -13,13 +13,15 @@ of as many bytes as the kernel must move takes its turns too: `of copy` is its t
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import math
 import sys
 import tempfile
 from pathlib import Path
-from statistics import median
+
+import gpu_kernels
+import torch
+from gpu_kernels import Kernel, timing
 
 VOCABULARY, WIDTH, LAYERS, CONTEXT = 50304, 768, 12, 1024
 CASES = (
@@ -104,14 +106,7 @@ def build_case(case: str, target, folder: Path) -> dict:
         compiled = gpu.build(kernel_text(case), target)
     finally:
         multi_tensor.BLOCKS_PER_SM, multi_tensor.IN_FLIGHT = saved
-    file = case.replace(":", "_") + ".cubin"
-    (folder / file).write_bytes(compiled.cubin or compiled.ptx.encode())
-    return {
-        "case": case, "file": file, "workspace": compiled.workspace,
-        "launches": [[x.symbol, x.grid, x.threads, x.shared] for x in compiled.launches],
-        "registers": [r.get("registers") for r in compiled.resources],
-        "spills": sum(r.get("spill_stores", 0) for r in compiled.resources),
-    }  # fmt: skip
+    return {"case": case, **gpu_kernels.write(compiled, folder, case)}
 
 
 def build(cases: list[str], target_name: str, folder: Path) -> None:
@@ -122,57 +117,13 @@ def build(cases: list[str], target_name: str, folder: Path) -> None:
     for case in cases:
         found.append(build_case(case, targets.by_name(target_name), folder))
         print(case, len(found[-1]["launches"]), "launches", found[-1]["registers"], found[-1]["spills"], flush=True)
-    (folder / "kernels.json").write_text(json.dumps(found, indent=1))
+    gpu_kernels.write_list(found, folder)
 
 
 # --- run: on the GPU --------------------------------------------------------------------------------------------------
 
 
-class Loaded:
-    """A kernel in the driver, in PyTorch's context."""
-
-    def __init__(self, record: dict, folder: Path):
-        import torch
-
-        torch.zeros(1, device="cuda")  # makes PyTorch's context the current one
-        self.cuda = ctypes.CDLL("libcuda.so.1")
-        module = ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(module), (folder / record["file"]).read_bytes() + b"\0")
-        self.launches = []
-        for symbol, grid, threads, shared in record["launches"]:
-            function = ctypes.c_void_p()
-            self._call("cuModuleGetFunction", ctypes.byref(function), module, symbol.encode())
-            self.launches.append((function, grid, threads, shared))
-        self.workspace = torch.full((record["workspace"] + 256,), 255, dtype=torch.uint8, device="cuda")
-        self.record = torch.zeros(2, dtype=torch.int64, device="cuda")
-        self.keep: list = []
-
-    def _call(self, name: str, *args) -> None:
-        code = getattr(self.cuda, name)(*args)
-        if code:
-            raise RuntimeError(f"{name} failed: CUresult {code}")
-
-    def launch(self, pointers: list[int]) -> None:
-        import torch
-
-        words = [ctypes.c_uint64(p) for p in pointers]
-        arguments = (ctypes.c_void_p * len(words))(*(ctypes.addressof(p) for p in words))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        for function, (x, y, z), threads, shared in self.launches:
-            if x * y * z:
-                self._call("cuLaunchKernel", function, x, y, z, threads, 1, 1, shared, stream, arguments, None)
-
-    def __call__(self, *tensors) -> None:
-        self.launch([t.data_ptr() for t in (*tensors, self.workspace, self.record)])
-
-    def table(self, count: int, sizes: list[int], tensors: list):
-        """The words of a multi-tensor kernel in device memory."""
-        import torch
-
-        numel = torch.tensor(sizes, dtype=torch.int64, device="cuda")
-        words = [count, numel.data_ptr(), *(t.data_ptr() for t in (*tensors, self.workspace, self.record))]
-        self.keep.append((numel, tensors))
-        return torch.tensor(words, dtype=torch.int64, device="cuda")
+distance = timing.relative_error
 
 
 def gpt2_shapes() -> list[tuple[int, ...]]:
@@ -182,43 +133,7 @@ def gpt2_shapes() -> list[tuple[int, ...]]:
     return [(VOCABULARY, n), (CONTEXT, n), *block * LAYERS, (n,), (n,)]
 
 
-def interleave(contestants: dict, rounds: int) -> dict[str, float]:
-    """Median device seconds a call, contestants in turn."""
-    import torch
-
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for run in contestants.values():
-        for _ in range(3):
-            run()
-    for _ in range(rounds):
-        for name, run in contestants.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            torch.cuda._sleep(8_000_000)
-            start.record()
-            run()
-            end.record()
-            torch.cuda.synchronize()
-            times[name].append(start.elapsed_time(end) * 1e-3)
-    return {name: median(found) for name, found in times.items()}
-
-
-def copy_of(nbytes: float):
-    """A copy that reads and writes `nbytes` together."""
-    import torch
-
-    source = torch.zeros(max(1, int(nbytes) // 8), dtype=torch.float32, device="cuda")
-    target = torch.empty_like(source)
-    return lambda: target.copy_(source)
-
-
-def distance(got, want) -> float:
-    return float((got.double() - want.double()).norm() / want.double().norm())
-
-
-def adamw(kernel: Loaded) -> tuple[dict, dict, float]:
-    import torch
-
+def adamw(kernel: Kernel) -> tuple[dict, dict, float]:
     hyper = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
     shapes = gpt2_shapes()
     params = [torch.randn(s, device="cuda") for s in shapes]
@@ -235,11 +150,7 @@ def adamw(kernel: Loaded) -> tuple[dict, dict, float]:
     values = (hyper["lr"], *hyper["betas"], hyper["eps"], hyper["weight_decay"])
     shared = [torch.tensor(x, dtype=torch.float64, device="cuda") for x in values]
     sizes = [p.numel() for p in params]
-    table = kernel.table(len(params), sizes, [*params, *grads, *m, *v, *steps, *shared, *params, *m, *v, *steps])
-
-    def nova() -> None:
-        kernel.launch([table.data_ptr()])
-
+    nova = kernel.on_lists(sizes, [*params, *grads, *m, *v, *steps, *shared, *params, *m, *v, *steps])
     before = [p.clone() for p in params[:4]]
     for run in (nova, fused.step, wide.step) * 3:
         run()
@@ -251,26 +162,18 @@ def adamw(kernel: Loaded) -> tuple[dict, dict, float]:
     return {"nova": nova, "torch": fused.step}, errors, 28.0 * sum(sizes)
 
 
-def norm(kernel: Loaded) -> tuple[dict, dict, float]:
-    import torch
-
+def norm(kernel: Kernel) -> tuple[dict, dict, float]:
     grads = [torch.randn(s, device="cuda") for s in gpt2_shapes()]
     out = torch.zeros(len(grads), device="cuda")
     sizes = [g.numel() for g in grads]
-    table = kernel.table(len(grads), sizes, [*grads, out])
-
-    def nova() -> None:
-        kernel.launch([table.data_ptr()])
-
+    nova = kernel.on_lists(sizes, [*grads, out])
     nova()
     want = torch.stack([g.double().norm() for g in grads])
     errors = {"nova": distance(out, want), "torch": distance(torch.stack(torch._foreach_norm(grads)), want)}
     return {"nova": nova, "torch": lambda: torch._foreach_norm(grads)}, errors, 4.0 * sum(sizes)
 
 
-def embedding(kernel: Loaded, tokens: str, element: str, which: str = "") -> tuple[dict, dict, float]:
-    import torch
-
+def embedding(kernel: Kernel, tokens: str, element: str, which: str = "") -> tuple[dict, dict, float]:
     count, dtype = int(tokens), {"f32": torch.float32, "bf16": torch.bfloat16}[element]
     ids = torch.randint(0, VOCABULARY, (count,), device="cuda")
     if which == "zipf":
@@ -291,9 +194,7 @@ def embedding(kernel: Loaded, tokens: str, element: str, which: str = "") -> tup
     return {"nova": lambda: kernel(dy, ids, out), "torch": theirs}, errors, float(nbytes)
 
 
-def cumsum(kernel: Loaded, shape: str, dim: str) -> tuple[dict, dict, float]:
-    import torch
-
+def cumsum(kernel: Kernel, shape: str, dim: str) -> tuple[dict, dict, float]:
     x = torch.randn(*map(int, shape.split("x")), device="cuda")
     out = torch.empty_like(x)
     kernel(x, out)
@@ -302,9 +203,7 @@ def cumsum(kernel: Loaded, shape: str, dim: str) -> tuple[dict, dict, float]:
     return {"nova": lambda: kernel(x, out), "torch": lambda: x.cumsum(int(dim))}, errors, 8.0 * x.numel()
 
 
-def scatter_add(kernel: Loaded, count: str, places: str) -> tuple[dict, dict, float]:
-    import torch
-
+def scatter_add(kernel: Kernel, count: str, places: str) -> tuple[dict, dict, float]:
     base, src = (torch.randn(int(n), device="cuda") for n in (places, count))
     index = torch.randint(0, int(places), (int(count),), device="cuda")
     out = torch.empty_like(base)
@@ -320,14 +219,13 @@ RUNS = {"adamw": adamw, "norm": norm, "embedding": embedding, "cumsum": cumsum, 
 
 def run_case(record: dict, folder: Path, rounds: int) -> dict:
     """Correctness, then speed."""
-    import torch
-
     torch.manual_seed(0)
     name, *rest = record["case"].split(":")
-    kernel = Loaded(record, folder)
+    kernel = gpu_kernels.load(record, folder)
     contestants, errors, nbytes = RUNS[name](kernel, *(rest if name != "adamw" else ()))
-    seconds = interleave({**contestants, "copy": copy_of(nbytes)}, rounds)
-    assert not kernel.record.any(), f"the error record holds {kernel.record.tolist()}"
+    calls = {**contestants, "copy": gpu_kernels.copy_of(nbytes)}
+    seconds = gpu_kernels.medians({name: lambda _, call=call: call() for name, call in calls.items()}, 1, rounds)
+    kernel.check()
     return record | {
         "errors": errors, "seconds": seconds, "bytes": nbytes, "of_copy": seconds["copy"] / seconds["nova"],
         "bandwidth": nbytes / seconds["nova"], "ratio": seconds["torch"] / seconds["nova"],
@@ -335,12 +233,8 @@ def run_case(record: dict, folder: Path, rounds: int) -> dict:
 
 
 def run(folder: Path, out: Path | None, rounds: int, only: str) -> int:
-    import torch
-
     results, bad = [], 0
-    for record in json.loads((folder / "kernels.json").read_text()):
-        if only and only not in record["case"]:
-            continue
+    for record in gpu_kernels.read_list(folder, only):
         try:
             results.append(run_case(record, folder, rounds))
         except (RuntimeError, AssertionError) as error:
@@ -380,7 +274,6 @@ def main() -> int:
     args = parser.parse_args()
     if args.command == "run":
         return run(args.folder, args.out, args.rounds, args.only)
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     if args.command == "build":
         build(args.cases or list(CASES), args.target, args.out)
         return 0

@@ -7,10 +7,12 @@ Python binds to one context a process, so there is exactly one context here, and
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
 import types
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 if "numba_cuda_mlir" not in sys.modules:
     _spec = importlib.util.find_spec("numba_cuda_mlir")
@@ -38,8 +40,9 @@ from numba_cuda_mlir._mlir.dialects import (
 )
 
 __all__ = [
-    "arith", "builtin", "context", "ext", "func", "gpu", "ir", "irdl", "leaves", "linalg", "llvm", "math", "memref",
-    "parse", "passmanager", "run_passes", "scf", "stand_in_for_bindings", "tensor", "to_llvm_ir", "vector",
+    "arith", "builtin", "context", "ext", "func", "gpu", "int_array", "ir", "irdl", "leaves", "linalg", "llvm", "math",
+    "memref", "no_collection", "parse", "passmanager", "run_passes", "scf", "stand_in_for_bindings", "tensor",
+    "to_llvm_ir", "vector",
 ]  # fmt: skip
 
 _context: ir.Context | None = None
@@ -71,6 +74,25 @@ def context() -> ir.Context:
             ops.load()
             tiles.load()
     return _context
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Emitters make many small objects and no cycles; a collection walks PyTorch's whole heap for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def int_array(attribute: ir.Attribute) -> list[int]:
+    """Integers of `array<i64: ...>` or `[...]`."""
+    if isinstance(attribute, ir.ArrayAttr):
+        return [ir.IntegerAttr(item).value for item in attribute]
+    return list(ir.DenseI64ArrayAttr(attribute))
 
 
 def leaves(op: ir.Operation) -> Iterator[ir.Operation]:

@@ -61,17 +61,29 @@ class GPT2(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
-def make_step(who: str, precision: str, layers: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """The step of one contestant, from the same seed for all."""
+def make_model(layers: int) -> GPT2:
+    """From the same seed for every contestant."""
     torch.manual_seed(0)
-    model = GPT2(layers).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    return GPT2(layers).cuda()
+
+
+def make_optimizer(model: GPT2) -> torch.optim.Optimizer:
+    """With the settings that GPT-2 is usually trained with."""
+    return torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+
+def make_step(
+    who: str, precision: str, model: GPT2, optimizer: torch.optim.Optimizer, clip: float | None = None
+) -> Any:
+    """The training step of one contestant: (ids, targets) -> loss. `clip` bounds the norm of the gradients."""
     run: Any = torch.compile(model) if who == "torch.compile" else model
 
     def step(ids: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
             loss = run(ids, targets)
         loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
@@ -88,7 +100,8 @@ def measure(who: str, precision: str, batch: int, steps: int, layers: int = LAYE
     generator = torch.Generator("cuda").manual_seed(1)
     shape = (batch, CONTEXT + 1)
     data = [torch.randint(VOCABULARY, shape, device="cuda", generator=generator) for _ in range(4)]
-    step = make_step(who, precision, layers)
+    model = make_model(layers)
+    step = make_step(who, precision, model, make_optimizer(model))
     start = time.perf_counter()
     losses = [step(data[0][:, :-1].contiguous(), data[0][:, 1:].contiguous())]
     torch.cuda.synchronize()

@@ -13,7 +13,8 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
+from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,8 +38,10 @@ class Timing:
         return median(self.seconds)
 
     @property
-    def least(self) -> float:
-        return min(self.seconds)
+    def spread(self) -> float:
+        """Interquartile range over the median."""
+        s = sorted(self.seconds)
+        return (s[(3 * len(s)) // 4] - s[len(s) // 4]) / self.median
 
 
 def sets_for(nbytes: float, least: int = 2, most: int = 32) -> int:
@@ -99,9 +102,8 @@ def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float((found.double() - exact).norm() / exact.norm().clamp_min(1e-300))
 
 
-def provenance() -> dict[str, Any]:
-    """Commit, versions and device of a measurement."""
-    import nova
+def provenance(device: str = "cuda") -> dict[str, Any]:
+    """Commit, versions and the machine of a measurement on the GPU ("cuda") or the processor ("cpu")."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
@@ -109,28 +111,45 @@ def provenance() -> dict[str, Any]:
         )
         return done.stdout.strip()
 
-    def version(package: str) -> str:
-        from importlib import metadata
-
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return ""
-
     changes = "+changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+    return {
+        "commit": git("rev-parse", "HEAD") + changes, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(), "torch": torch.__version__,
+    } | (_about_gpu() if device == "cuda" else _about_cpu())  # fmt: skip
+
+
+def _about_gpu() -> dict[str, Any]:
+    import nova
+
     properties = torch.cuda.get_device_properties(0)
     return {
-        "commit": git("rev-parse", "HEAD") + changes, "nova": nova.__version__, "torch": torch.__version__,
-        "triton": version("triton"), "liger": version("liger-kernel"), "python": platform.python_version(),
-        "device": properties.name, "sms": properties.multi_processor_count,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": "N(0, 1)",
+        "nova": nova.__version__, "triton": _version("triton"), "liger": _version("liger-kernel"),
+        "device": properties.name, "sms": properties.multi_processor_count, "data": "N(0, 1)",
     }  # fmt: skip
 
 
-def save(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes rows with their provenance."""
+def _about_cpu() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
+    return {"llvmlite": _version("llvmlite"), "cpu": cpu, "threads": torch.get_num_threads()}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def save(path: Path, results: Any, device: str = "cuda") -> None:
+    """Writes results with their provenance; dataclasses become dictionaries, what JSON does not know its text."""
+
+    def plain(value: Any) -> Any:
+        return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"provenance": provenance(), "results": rows}, indent=1) + "\n")
+    text = json.dumps({"provenance": provenance(device), "results": results}, indent=1, default=plain)
+    path.write_text(text + "\n")
 
 
 def liger() -> Any:

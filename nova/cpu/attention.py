@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nova.cpu import lanes as ln
 from nova.cpu import parallel
 from nova.cpu.attention_mask import Dropout, Mask
 from nova.cpu.attention_pack import Matrix
 from nova.cpu.attention_tiles import Geometry, Kit, Scope
-from nova.cpu.lanes import Type, Value
 from nova.fusion import attention_form
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Type, Value
 from nova.mlir import ir
 from nova.schedule.attention import AttentionSchedule, register_rows, schedule_attention
 from nova.schedule.target import CpuTarget

@@ -23,13 +23,13 @@ from typing import TypeAlias
 from nova.cpu import attention_mask as masks
 from nova.cpu import attention_pack as pack
 from nova.cpu import attention_softmax as softmax
-from nova.cpu import lanes as ln
 from nova.cpu.attention import Body, Work
 from nova.cpu.attention_forward import element_index
 from nova.cpu.attention_softmax import GradientOptions
 from nova.cpu.attention_tiles import Scope, emit_outer, emit_scores, emit_weighted, padded_rows
-from nova.cpu.lanes import Value
 from nova.cpu.parallel import Phase, Region, Slot
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 
 Index: TypeAlias = "Value | int"
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from nova.cpu import attention_mask as masks
 from nova.cpu import attention_pack as pack
 from nova.cpu import attention_softmax as softmax
-from nova.cpu import lanes as ln
 from nova.cpu.attention import Body, Work
 from nova.cpu.attention_tiles import emit_scores, emit_weighted, padded_rows
 from nova.cpu.parallel import Phase, Region
+from nova.lowering import lanes as ln
 
 
 def phase(work: Work) -> Phase:

@@ -10,11 +10,12 @@ import math
 import struct
 from dataclasses import dataclass
 
-from nova.cpu import lanes as ln
 from nova.cpu.attention_pack import transposed, widen
-from nova.cpu.attention_softmax import EXCLUDED, LOG2_E, floor_of
+from nova.cpu.attention_softmax import EXCLUDED, floor_of
 from nova.cpu.attention_tiles import Kit, Scope
-from nova.cpu.lanes import Type, Value
+from nova.lowering import lanes as ln
+from nova.lowering.constants import LOG2_E
+from nova.lowering.lanes import Type, Value
 
 # --- masks -----------------------------------------------------------------------------------------------------------
 

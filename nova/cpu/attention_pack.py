@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nova.cpu import lanes as ln
 from nova.cpu.attention_tiles import Kit, Scope, column_tiles
-from nova.cpu.lanes import Type, Value
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Type, Value
 
 
 @dataclass(frozen=True)

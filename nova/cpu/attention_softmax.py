@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from nova.cpu import lanes as ln
-from nova.cpu import vmath
 from nova.cpu.attention_pack import Matrix, load_element
 from nova.cpu.attention_tiles import Kit, Scope
-from nova.cpu.lanes import Type, Value
-from nova.fusion.attention_form import LOG2_E
+from nova.lowering import lanes as ln
+from nova.lowering import vmath
+from nova.lowering.constants import LOG2_E
+from nova.lowering.lanes import Type, Value
 
 EXCLUDED = -1e30
 START = -9e29

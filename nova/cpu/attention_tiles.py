@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Type, Value
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Type, Value
 from nova.mlir import func, ir, scf
 
 UNROLL = 4

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nova.cpu import lanes as ln
-from nova.cpu import philox, vmath
-from nova.cpu.lanes import Value
+from nova.cpu import philox
 from nova.errors import CompileError
+from nova.lowering import lanes as ln
+from nova.lowering import vmath
+from nova.lowering.lanes import Value
 from nova.mlir import ir
 
 Environment = dict[Any, Any]  # value of the region -> value emitted; (_ROUND_KEYS, seed) -> round keys

@@ -7,10 +7,7 @@ Pure and self-contained (text in, bytes out), because it runs in worker processe
 
 from __future__ import annotations
 
-import gc
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -66,22 +63,10 @@ def lower_kernel(module: ir.Module, target: CpuTarget) -> tuple[ir.Module, int]:
     return importlib.import_module(EMITTERS[kind]).lower(kernel, target)
 
 
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Emitters make many small objects and no cycles; a collection walks PyTorch's whole heap for nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def compile_kernel(mlir_text: str, target: CpuTarget) -> KernelObject:
     """Compiles the one kernel in `mlir_text`."""
     module = mlir.parse(mlir_text)
-    with mlir.context(), ir.Location.unknown(), no_collection():
+    with mlir.context(), ir.Location.unknown(), mlir.no_collection():
         name = ir.StringAttr(find_kernel(module).attributes["sym_name"]).value
         lowered, workspace = lower_kernel(module, target)
     llvm_ir = to_llvm.lower_to_llvm_ir(lowered)

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from nova.cpu import build, contraction_rows, ints, pack, parallel
 from nova.cpu import contraction_epilogue as ep
-from nova.cpu import lanes as ln
 from nova.cpu.contraction_epilogue import Anchor, Frame
 from nova.cpu.contraction_tile import Partials, TileSink
 from nova.cpu.ints import Int
-from nova.cpu.lanes import Value
 from nova.cpu.microkernel import LINE, Panel, Tile, multiply, prefetch
 from nova.fusion import access as ac
 from nova.fusion import contraction_form as cf
 from nova.fusion.contraction_form import Contraction
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir
 from nova.schedule import config
 from nova.schedule.contraction import ContractionSchedule, schedule_contraction

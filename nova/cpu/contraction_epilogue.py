@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nova.cpu import body, ints
-from nova.cpu import lanes as ln
 from nova.cpu.ints import Int
-from nova.cpu.lanes import Value
 from nova.errors import CompileError
 from nova.fusion import access as ac
 from nova.fusion.access import Access
 from nova.fusion.contraction_form import Contraction, Generic
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir
 
 # A region with more operations than this is emitted once, in a loop over the tile's rows, not once a register.

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nova.cpu import body, build, ints
-from nova.cpu import lanes as ln
 from nova.cpu.contraction_epilogue import Anchor, Frame, Segment
 from nova.cpu.ints import Int
-from nova.cpu.lanes import Value
 from nova.errors import CompileError
 from nova.fusion.access import Access
 from nova.fusion.contraction_form import Contraction, Generic
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir
 
 COMBINERS: dict[str, Callable[[Value, Value], Value]] = {

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from nova.cpu import build, ints
 from nova.cpu import contraction_epilogue as ep
-from nova.cpu import lanes as ln
 from nova.cpu.contraction_epilogue import Anchor, Frame, Segment
 from nova.cpu.ints import Int
-from nova.cpu.lanes import Value
 from nova.cpu.microkernel import Tile
 from nova.fusion.access import Access
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir, scf
 
 

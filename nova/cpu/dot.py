@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from nova.cpu import build, ints, parallel
 from nova.cpu import contraction_epilogue as ep
-from nova.cpu import lanes as ln
 from nova.cpu.contraction_epilogue import Frame
 from nova.cpu.ints import Int
-from nova.cpu.lanes import Value
 from nova.cpu.microkernel import to_accumulator
 from nova.fusion import access as ac
 from nova.fusion.contraction_form import Contraction
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.schedule.contraction import ContractionSchedule
 from nova.schedule.target import CpuTarget
 

@@ -12,9 +12,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeAlias
 
 from nova.cpu import build
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
 from nova.fusion.access import Access
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir
 
 if TYPE_CHECKING:

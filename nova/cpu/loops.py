@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 
 from nova.cpu import build, parallel
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
 from nova.cpu.loops_emit import NestEmitter, Storage
 from nova.cpu.loops_ir import Access, Argument, Kernel, Result, read_kernel
 from nova.cpu.loops_merge import cross_keys, merge_phase, slot_pointer, start_partial
 from nova.cpu.loops_plan import TILE_WIDTH, Nest, local_size, plan
 from nova.cpu.loops_values import Key
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir, scf
 from nova.schedule.target import CpuTarget
 

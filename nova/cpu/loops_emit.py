@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nova.cpu import body
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
 from nova.cpu.loops_ir import Access, Argument, Generic, Index, Kernel, Output, Result
 from nova.cpu.loops_plan import Nest, Step, local_index
 from nova.cpu.loops_step import StepEmitter
 from nova.cpu.loops_tile import emit_tile
 from nova.cpu.loops_values import Cursor, Key, Place, add, loop_i64, mul, value_of
 from nova.errors import CompileError
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir, scf
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nova.cpu import lanes as ln
 from nova.errors import CompileError
-from nova.mlir import ir
+from nova.lowering import lanes as ln
+from nova.mlir import int_array, ir
 
 COMBINERS = {
     "arith.addf", "arith.mulf", "arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf", "arith.addi",
@@ -185,12 +185,6 @@ class _Filled:
 
 
 _Tensor = View | _Empty | _Filled
-
-
-def int_array(attribute: ir.Attribute) -> list[int]:
-    if isinstance(attribute, ir.ArrayAttr):
-        return [ir.IntegerAttr(item).value for item in attribute]
-    return list(ir.DenseI64ArrayAttr(attribute))
 
 
 def read_kernel(op: ir.OpView) -> Kernel:

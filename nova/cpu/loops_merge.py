@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nova.cpu import body, build, parallel
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
 from nova.cpu.loops_emit import NestEmitter, Storage
 from nova.cpu.loops_ir import Access, Kernel, Result
 from nova.cpu.loops_plan import Cross, Nest
 from nova.cpu.loops_values import Cursor, Key, identity, is_identity, loop_i64
 from nova.errors import CompileError
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.schedule.target import CpuTarget
 
 MERGE_TILE = 1024  # elements of the result that one task of the merge makes

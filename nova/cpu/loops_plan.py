@@ -18,9 +18,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from nova.cpu import lanes as ln
 from nova.cpu.loops_ir import Access, Argument, Generic, Index, Kernel, Output, Result
 from nova.errors import CompileError
+from nova.lowering import lanes as ln
 from nova.schedule.target import CpuTarget
 
 BLOCK = 4096  # elements of a one-dimensional loop that make a "row"

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nova.cpu import body
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
 from nova.cpu.loops_ir import Access, Generic, Output, Result
 from nova.cpu.loops_plan import BLOCK, Step
 from nova.cpu.loops_values import (
@@ -33,6 +31,8 @@ from nova.cpu.loops_values import (
     shrink,
     value_of,
 )
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir
 
 if TYPE_CHECKING:

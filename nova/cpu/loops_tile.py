@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nova.cpu import build
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
 from nova.cpu.loops_ir import Access, Index
 from nova.cpu.loops_plan import TILE_WIDTH
 from nova.cpu.loops_step import StepEmitter
 from nova.cpu.loops_values import Place, add, loop_i64, mul, value_of
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir, scf
 
 if TYPE_CHECKING:

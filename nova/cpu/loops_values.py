@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nova.cpu import body
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
 from nova.cpu.loops_ir import Index, Init
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir, scf
 
 Key = tuple[int, int]  # (generic, result number)

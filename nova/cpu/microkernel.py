@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nova.cpu import build, ints
-from nova.cpu import lanes as ln
 from nova.cpu.ints import Int
-from nova.cpu.lanes import Value
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir
 
 LINE = 64  # bytes of a cache line

@@ -17,13 +17,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nova.cpu import body, build, parallel
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
 from nova.cpu.loops_emit import NestEmitter, Storage
 from nova.cpu.loops_ir import Generic, Kernel, Result, read_kernel
 from nova.cpu.loops_plan import Nest, schedule_steps
 from nova.cpu.loops_values import Cursor, Key, identity, is_identity, loop_i64
 from nova.errors import CompileError
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir, scf
 from nova.schedule.target import CpuTarget
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nova.cpu import ints
-from nova.cpu import lanes as ln
 from nova.cpu.ints import Int
-from nova.cpu.lanes import Value
 from nova.cpu.microkernel import to_accumulator
 from nova.fusion import access as ac
 from nova.fusion.access import Access
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir, scf
 
 CHUNK_BITS = 128  # shuffles that stay inside a 128-bit lane are cheap on every x86

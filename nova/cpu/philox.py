@@ -9,8 +9,8 @@ so that a round is two `vpmuludq` and no shuffles.
 
 from __future__ import annotations
 
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir, scf
 
 ROUNDS = 10

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 
 from nova.cpu import build, parallel
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
 from nova.cpu.loops_values import loop_i64
-from nova.cpu.whole_op import WholeOp
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
+from nova.lowering.whole_op import WholeOp
 from nova.mlir import ir
 from nova.schedule.target import CpuTarget
 

@@ -14,13 +14,13 @@ import math
 from collections.abc import Callable, Sequence
 
 from nova.cpu import build, parallel
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
 from nova.cpu.loops_values import Cursor, loop_i64
 from nova.cpu.scan import narrow, widen
-from nova.cpu.whole_op import WholeOp
 from nova.errors import CompileError
 from nova.fusion.layout import broadcast_shape, broadcast_strides, row_major
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
+from nova.lowering.whole_op import WholeOp
 from nova.mlir import ir, scf
 from nova.schedule.target import CpuTarget
 

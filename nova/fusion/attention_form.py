@@ -13,10 +13,9 @@ from typing import Any
 from nova.dialect.attention import TENSORS
 from nova.dialect.base import attribute_value
 from nova.errors import CompileError
+from nova.lowering.constants import LOG2_E
 from nova.mlir import ir
 from nova.schedule.attention import AttentionProblem, Direction
-
-LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True)

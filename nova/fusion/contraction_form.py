@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from nova.errors import CompileError
 from nova.fusion import access as ac
 from nova.fusion.access import Access
-from nova.mlir import ir
+from nova.mlir import int_array, ir
 from nova.schedule.contraction import ContractionProblem, Operand
 from nova.schedule.target import ELEMENT_BYTES
 
@@ -205,11 +205,6 @@ def _aliased(function: ir.Operation, operands: int) -> tuple[int, ...]:
         return ()
     pairs = [int_array(pair) for pair in function.attributes["nova.inplace"]]
     return tuple(i for operand, result in pairs for i in (operand, operands + result))
-
-
-def int_array(attribute: ir.Attribute) -> list[int]:
-    """Integers of `array<i64: ...>` or `[...]`."""
-    return [x if isinstance(x, int) else ir.IntegerAttr(x).value for x in attribute]
 
 
 def _outputs(

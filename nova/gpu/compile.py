@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nova import mlir
-from nova.cpu.compile import no_collection
 from nova.errors import CompileError, NovaError
 from nova.gpu import launcher
 from nova.gpu.launcher import Launch
@@ -52,7 +51,7 @@ def _through(text: str, target: GpuTarget, first: int) -> GpuKernel:
     module = mlir.parse(text)
     name = kernel_name(module)
     try:
-        with mlir.context(), ir.Location.unknown(), no_collection():
+        with mlir.context(), ir.Location.unknown(), mlir.no_collection():
             for stage in pipeline.kernel_stages(target):
                 if stage.level >= first:
                     module = pipeline.run_pass(stage.name, module, target, verify=config.knobs.verify)

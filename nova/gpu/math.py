@@ -16,10 +16,10 @@ import re
 from collections.abc import Callable
 
 from nova import mlir
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
 from nova.gpu import math_f32, math_f64, math_int, math_narrow
 from nova.gpu.remainder import remainder
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir
 
 NAMES = sorted(set(math_f32.FUNCTIONS) | set(math_f64.FUNCTIONS) | {"arith.remf"} | set(math_int.FUNCTIONS))

@@ -12,21 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from nova.cpu import lanes as ln
-from nova.cpu import vmath
-from nova.cpu.lanes import Value
 from nova.gpu import math_f64
+from nova.lowering import lanes as ln
+from nova.lowering import vmath
+from nova.lowering.constants import ERF_FAR, ERF_NEAR, LOG2_E, PI_2_F32, TANH_NEAR, TWO_OVER_PI
+from nova.lowering.lanes import Value
+from nova.lowering.vmath import c, has_bit, polynomial
 from nova.mlir import ir, scf
 
-LOG2_E = 1.44269504088896341
 LOG2_E_HIGH, LOG2_E_LOW = 1.44269502162933349609375, 1.925963033500011e-8
 BIAS_MAGIC = (
     12582912.0 + 127.0
 )  # adding it rounds to an integer, which then sits, biased as an exponent, in the low bits
 EXPONENT_LIMIT = 87.336  # 126 ln 2
-
-c = vmath._c
-polynomial = vmath._polynomial
 
 
 # --- the special-function unit ---------------------------------------------------------------------------------------
@@ -104,8 +102,7 @@ def exp2(x: Value) -> Value:
 def tanh(x: Value) -> Value:
     """x P(x^2) below 0.55, 1 - 2 / (exp(2|x|) + 1) above."""
     t, s = ln.absf(x), ln.mulf(x, x)
-    near = [1.57394409e-2, -5.23025580e-2, 1.33152470e-1, -3.33327681e-1]
-    small = ln.fma(ln.mulf(polynomial(s, near), s), x, x)
+    small = ln.fma(ln.mulf(polynomial(s, TANH_NEAR), s), x, x)
     power = ex2(ln.mulf(t, c(x, 2.0 * LOG2_E)))
     large = ln.fma(reciprocal(ln.addf(power, c(x, 1.0))), c(x, -2.0), c(x, 1.0))
     return ln.select(ln.cmpf("ogt", t, c(x, 0.55)), ln.copysign(large, x), small)
@@ -114,12 +111,9 @@ def tanh(x: Value) -> Value:
 def erf(x: Value) -> Value:
     """x P(x^2) below 0.93, 1 - exp(Q(|x|)) above."""
     t, s = ln.absf(x), ln.mulf(x, x)
-    near = [-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1]
-    small = ln.fma(polynomial(s, near), x, x)
-    far = [-1.72853470e-5, 3.83197126e-4, -3.88396438e-3, 2.42546219e-2, -1.06777877e-1, -6.34846687e-1]
-    far += [-1.28717512e-1]
+    small = ln.fma(polynomial(s, ERF_NEAR), x, x)
     capped = _minnum(t, c(x, 4.0))  # erf(4) rounds to 1
-    exponent = ln.fma(polynomial(capped, far), capped, ln.negf(capped))
+    exponent = ln.fma(polynomial(capped, ERF_FAR), capped, ln.negf(capped))
     decay = ex2(ln.mulf(exponent, c(x, LOG2_E)))
     large = ln.copysign(ln.subf(c(x, 1.0), decay), x)
     return ln.select(ln.cmpf("ogt", t, c(x, 0.927734375)), large, small)
@@ -140,8 +134,6 @@ def log1p(x: Value) -> Value:
 
 # --- trigonometry ----------------------------------------------------------------------------------------------------
 
-_TWO_OVER_PI = 0.63661977236758134
-_PI_2 = (1.57079637050628662109375, -4.37113882867379288655e-8, -1.71512451000004e-15)
 _SIN = [-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1]
 _COS = [2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2, -0.5]
 _NEAR = 105615.0  # up to here three fused steps reduce the argument exactly enough
@@ -156,9 +148,9 @@ def sine_cosine(r: Value) -> tuple[Value, Value]:
 
 def _reduce(x: Value) -> tuple[Value, Value]:
     """x = n pi/2 + r: (n as i32, r) for |x| < 105615."""
-    n = ln.roundeven(ln.mulf(x, c(x, _TWO_OVER_PI)))
+    n = ln.roundeven(ln.mulf(x, c(x, TWO_OVER_PI)))
     r = x
-    for part in _PI_2:
+    for part in PI_2_F32:
         r = ln.fma(n, c(x, -part), r)
     return ln.cast("fptosi", n, ln.int_type(32)), r
 
@@ -240,8 +232,8 @@ def _by_quadrant(x: Value, offset: int) -> Value:
     n, r = _reduce_any(x, *_reduce(x))
     sine, cosine = sine_cosine(r)
     n = ln.addi(n, ln.constant(n.type, offset)) if offset else n
-    value = ln.select(vmath._is_odd(n, 1), cosine, sine)
-    return ln.select(vmath._is_odd(n, 2), ln.negf(value), value)
+    value = ln.select(has_bit(n, 1), cosine, sine)
+    return ln.select(has_bit(n, 2), ln.negf(value), value)
 
 
 def sin(x: Value) -> Value:
@@ -256,7 +248,7 @@ def tan(x: Value) -> Value:
     """sin / cos of the reduced argument, in f64."""
     n, r = _reduce_any(x, *_reduce(x))
     _, sine, cosine = math_f64.quadrant(ln.cast("extf", r, ln.f64()))
-    odd = vmath._is_odd(n, 1)
+    odd = has_bit(n, 1)
     quotient = ln.divf(ln.select(odd, ln.negf(cosine), sine), ln.select(odd, sine, cosine))
     return ln.cast("truncf", quotient, ln.f32())
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
-from nova.cpu.vmath import _c as c
-from nova.cpu.vmath import _is_odd, _polynomial
+from nova.lowering import lanes as ln
+from nova.lowering.constants import LN2_F64, LOG2_E, PI_2_F64
+from nova.lowering.lanes import Value
+from nova.lowering.vmath import c, has_bit, log_special, polynomial
 
-LOG2_E = 1.4426950408889634
-LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+LN2_HIGH, LN2_LOW = LN2_F64
 MAGIC = 6755399441055744.0  # 1.5 * 2^52: adding it rounds an f64 to an integer, which then sits in the low bits
-PI_2 = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33)
+PI_2 = PI_2_F64
 
 
 # --- exponentials ----------------------------------------------------------------------------------------------------
@@ -52,7 +51,7 @@ def _reduce_by_ln2(x: Value, low: Value | None = None) -> tuple[Value, Value]:
 
 def _expm1_reduced(r: Value) -> Value:
     """exp(r) - 1 for |r| <= ln(2)/2."""
-    return ln.fma(_polynomial(r, _EXPM1), ln.mulf(r, r), r)
+    return ln.fma(polynomial(r, _EXPM1), ln.mulf(r, r), r)
 
 
 def _exp_sum(x: Value, low: Value | None) -> Value:
@@ -102,26 +101,20 @@ def _log_parts(x: Value) -> tuple[Value, Value, Value]:
     s = ln.divf(f, ln.addf(f, c(x, 2.0)))
     z = ln.mulf(s, s)
     half_square = ln.mulf(ln.mulf(f, f), c(x, 0.5))
-    rest = ln.mulf(s, ln.addf(half_square, ln.mulf(_polynomial(z, _LOG), z)))
+    rest = ln.mulf(s, ln.addf(half_square, ln.mulf(polynomial(z, _LOG), z)))
     return e, f, ln.subf(rest, half_square)
-
-
-def _log_special(x: Value, result: Value) -> Value:
-    result = ln.select(ln.cmpf("oeq", x, c(x, math.inf)), x, result)
-    result = ln.select(ln.cmpf("oeq", x, c(x, 0.0)), c(x, -math.inf), result)
-    return ln.select(ln.cmpf("ult", x, c(x, 0.0)), c(x, math.nan), result)
 
 
 def log(x: Value) -> Value:
     e, f, tail = _log_parts(x)
     tail = ln.fma(e, c(x, LN2_LOW), tail)
-    return _log_special(x, ln.fma(e, c(x, LN2_HIGH), ln.addf(f, tail)))
+    return log_special(x, ln.fma(e, c(x, LN2_HIGH), ln.addf(f, tail)))
 
 
 def log2(x: Value) -> Value:
     e, f, tail = _log_parts(x)
     small = ln.mulf(ln.addf(f, tail), c(x, LOG2_E - 1.0))
-    return _log_special(x, ln.addf(ln.addf(ln.addf(small, tail), f), e))
+    return log_special(x, ln.addf(ln.addf(ln.addf(small, tail), f), e))
 
 
 def log10(x: Value) -> Value:
@@ -224,7 +217,7 @@ def _erfc_positive(z: Value) -> Value:
 
 def erf(x: Value) -> Value:
     t = ln.absf(x)
-    small = ln.fma(_polynomial(ln.mulf(x, x), _ERF), x, x)
+    small = ln.fma(polynomial(ln.mulf(x, x), _ERF), x, x)
     capped = ln.select(ln.cmpf("ogt", t, c(x, 6.0)), c(x, 6.0), t)
     large = ln.copysign(ln.subf(c(x, 1.0), _erfc_positive(capped)), x)
     return ln.select(ln.cmpf("ogt", t, c(x, 1.0)), large, small)
@@ -235,7 +228,7 @@ def erfc(x: Value) -> Value:
     capped = ln.select(ln.cmpf("ogt", t, c(x, 28.0)), c(x, 28.0), t)
     tail = _erfc_positive(capped)
     far = ln.select(ln.cmpf("olt", x, c(x, 0.0)), ln.subf(c(x, 2.0), tail), tail)
-    near = ln.subf(c(x, 1.0), ln.fma(_polynomial(ln.mulf(x, x), _ERF), x, x))
+    near = ln.subf(c(x, 1.0), ln.fma(polynomial(ln.mulf(x, x), _ERF), x, x))
     return ln.select(ln.cmpf("olt", t, c(x, 0.25)), near, far)
 
 
@@ -254,19 +247,19 @@ def quadrant(x: Value) -> tuple[Value, Value, Value]:
     for part in PI_2:
         r = ln.fma(n, c(x, -part), r)
     s = ln.mulf(r, r)
-    sine = ln.fma(ln.mulf(_polynomial(s, _SIN), s), r, r)
+    sine = ln.fma(ln.mulf(polynomial(s, _SIN), s), r, r)
     half = ln.mulf(s, c(x, 0.5))
     one = c(x, 1.0)
     w = ln.subf(one, half)
-    cosine = ln.addf(w, ln.fma(ln.mulf(s, s), _polynomial(s, _COS), ln.subf(ln.subf(one, w), half)))
+    cosine = ln.addf(w, ln.fma(ln.mulf(s, s), polynomial(s, _COS), ln.subf(ln.subf(one, w), half)))
     return ln.cast("fptosi", n, ln.int_type(64)), sine, cosine
 
 
 def sin(x: Value, offset: int = 0) -> Value:
     n, sine, cosine = quadrant(x)
     n = ln.addi(n, ln.constant(n.type, offset)) if offset else n
-    value = ln.select(_is_odd(n, 1), cosine, sine)
-    return ln.select(_is_odd(n, 2), ln.negf(value), value)
+    value = ln.select(has_bit(n, 1), cosine, sine)
+    return ln.select(has_bit(n, 2), ln.negf(value), value)
 
 
 def cos(x: Value) -> Value:
@@ -275,7 +268,7 @@ def cos(x: Value) -> Value:
 
 def tan(x: Value) -> Value:
     n, sine, cosine = quadrant(x)
-    odd = _is_odd(n, 1)
+    odd = has_bit(n, 1)
     return ln.divf(ln.select(odd, ln.negf(cosine), sine), ln.select(odd, sine, cosine))
 
 
@@ -295,7 +288,7 @@ def _atan_positive(t: Value) -> Value:
     extra = ln.select(steep, c(t, PI_2[1]), ln.select(middle, c(t, PI_2[1] / 2), zero))
     r = ln.divf(top, bottom)
     z = ln.mulf(r, r)
-    ratio = ln.divf(ln.mulf(z, _polynomial(z, _ATAN_P)), _polynomial(z, _ATAN_Q))
+    ratio = ln.divf(ln.mulf(z, polynomial(z, _ATAN_P)), polynomial(z, _ATAN_Q))
     return ln.addf(base, ln.addf(ln.fma(r, ratio, r), extra))
 
 

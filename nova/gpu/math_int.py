@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir, scf
 
 

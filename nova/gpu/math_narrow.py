@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
-from nova.gpu.math_f32 import LOG2_E, c, ex2, polynomial, reciprocal
+from nova.gpu.math_f32 import ex2, reciprocal
+from nova.lowering import lanes as ln
+from nova.lowering.constants import LOG2_E
+from nova.lowering.lanes import Value
+from nova.lowering.vmath import c, polynomial
 from nova.mlir import ir
 
 MAX_OPS = 64  # uses followed from one operation

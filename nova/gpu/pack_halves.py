@@ -9,7 +9,7 @@ an eighth of their rate, which an epilogue that rounds every element of a tile w
 from __future__ import annotations
 
 from nova import mlir
-from nova.cpu import lanes as ln
+from nova.lowering import lanes as ln
 from nova.mlir import ir
 
 CONVERSIONS = {"bf16": "nvvm.convert.f32x2.to.bf16x2", "f16": "nvvm.convert.f32x2.to.f16x2"}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from nova.cpu import lanes as ln
-from nova.cpu.lanes import Value
+from nova.lowering import lanes as ln
+from nova.lowering.lanes import Value
 from nova.mlir import ir, scf
 
 _LIMIT = {32: 2.0**22, 64: 2.0**51}  # quotients below are exact to the unit

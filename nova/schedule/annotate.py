@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from nova.mlir import ir
+from nova.mlir import int_array, ir
 from nova.schedule import config, model
 from nova.schedule import target as targets
 from nova.schedule.bandwidth import LoopProblem, schedule_list, schedule_loops
@@ -124,12 +124,6 @@ def loop_problem(kernel: ir.OpView) -> LoopProblem:
 def region_cost(op: ir.Operation) -> float:
     """Weighted operations of a region, for one point."""
     return sum(model.OPERATION_COST.get(view.operation.name, 1.0) for view in op.regions[0].blocks[0].operations)
-
-
-def int_array(attribute: ir.Attribute) -> list[int]:
-    if isinstance(attribute, ir.ArrayAttr):
-        return [ir.IntegerAttr(item).value for item in attribute]
-    return [int(x) for x in ir.DenseI64ArrayAttr(attribute)]
 
 
 def _element(type_: ir.Type) -> str:

@@ -16,7 +16,8 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nova.fusion.attention_form import LOG2_E, Access, Attention
+from nova.fusion.attention_form import Access, Attention
+from nova.lowering.constants import LOG2_E
 from nova.tile import philox
 from nova.tile.attention_tiles import access_vector, is_wide, place
 from nova.tile.builder import Program

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from nova.errors import CompileError
 from nova.fusion.kernel import Expr, Index, Linear, Tensor, const, expr, rewrite, walk
 from nova.fusion.layout import row_major
+from nova.lowering.constants import LOG2_E
 from nova.tile import philox
 from nova.tile.builder import Program
 from nova.tile.layout import NestedLayout
@@ -470,9 +471,6 @@ def memory_element(dtype: str) -> str:
     if element not in BITS and element != "index":
         raise CompileError(f"values of type {dtype} have no GPU code")
     return element
-
-
-LOG2_E = 1.4426950408889634
 
 
 def approximate_exponentials(root: Expr) -> Expr:

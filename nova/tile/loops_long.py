@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 from nova.errors import CompileError
 from nova.fusion.kernel import Expr, Index, Out, Structured, Tensor, rewrite, walk
-from nova.tile.expressions import LOG2_E, Domain, Part, memory_element
+from nova.lowering.constants import LOG2_E
+from nova.tile.expressions import Domain, Part, memory_element
 from nova.tile.loops_body import Body, combined, computed, constant_tile, finished, reduced, start_of
 from nova.tile.loops_emit import Accumulators, Work, make_body, store_totals
 from nova.tile.loops_plan import Key, Nest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nova.cpu.whole_op import WholeOp
+from nova.lowering.whole_op import WholeOp
 from nova.mlir import ir
 from nova.tile.builder import Program
 from nova.tile.expressions import memory_element

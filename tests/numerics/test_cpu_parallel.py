@@ -7,8 +7,8 @@ import torch
 
 from nova import mlir
 from nova.cpu import build, compile, parallel, to_llvm
-from nova.cpu import lanes as ln
 from nova.errors import CompileError
+from nova.lowering import lanes as ln
 from nova.mlir import ir
 from nova.schedule import target as targets
 from tests.contraction_text import Case

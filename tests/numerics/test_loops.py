@@ -494,12 +494,12 @@ def test_softmax_in_place() -> None:
 # --- reductions across rows ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fold", FOLDS)
-@pytest.mark.parametrize("shape", [[1, 1], [3, 5], [65, 40], [700, 19], [1000, 1030]])
+@pytest.mark.parametrize("fold,shape", [
+    (fold, shape) for shape in ([1, 1], [3, 5], [65, 40], [700, 19], [1000, 1030]) for fold in FOLDS
+    if shape[0] <= 100 or fold != "prod"  # (long products underflow)
+])  # fmt: skip
 def test_column_reduction(fold: str, shape: list[int]) -> None:
     op, start, dtype, reference = FOLDS[fold]
-    if shape[0] > 100 and fold == "prod":
-        pytest.skip("underflows")
     k = Kernel(shape, [0])
     a, o = k.arg(shape, dtype), k.out([shape[1]], dtype)
     f = k.fill(o, start)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import adamw
+from tests.adamw import scalar
 from tests.kernels import Loaded, load_kernel
 
 EXAMPLE = Path(__file__).parents[1] / "ir/fusion/examples/adamw_multi_tensor.mlir"
@@ -167,10 +169,6 @@ def call(kernel: Loaded, count: int, numel: Sequence[int], tensors: Sequence[tor
         torch.set_num_threads(before)
 
 
-def scalar(x: float) -> torch.Tensor:
-    return torch.tensor(x, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_sgd_and_step_count(threads: int) -> None:
     kernel = load_kernel(EXAMPLE.read_text())
@@ -188,38 +186,13 @@ def test_sgd_and_step_count(threads: int) -> None:
 def test_adamw_follows_pytorch_over_steps(threads: int) -> None:
     torch.manual_seed(1)
     kernel = load_kernel(ADAMW)
-    hyper = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
     params = [torch.randn(s) for s in SIZES]
-    reference = [p.clone().requires_grad_() for p in params]
-    exact = [p.double().requires_grad_() for p in params]
-    optimizers = [torch.optim.AdamW(ps, foreach=False, **hyper) for ps in (reference, exact)]
-    m, v = [torch.zeros(s) for s in SIZES], [torch.zeros(s) for s in SIZES]
-    steps = [torch.zeros(()) for _ in SIZES]
-    shared = [scalar(1e-2), scalar(0.9), scalar(0.99), scalar(1e-8), scalar(0.1), torch.tensor(0.0)]
-    for _ in range(20):
-        grads = [torch.randn(s) for s in SIZES]
-        for ps in (reference, exact):
-            for p, g in zip(ps, grads, strict=True):
-                p.grad = g.to(p.dtype)
-        for optimizer in optimizers:
-            optimizer.step()
-        lists = [*params, *grads, *m, *v, *steps, *shared, *params, *m, *v, *steps]
-        call(kernel, len(SIZES), [p.numel() for p in params], lists, threads)
-    for p, r, e in zip(params, reference, exact, strict=True):
-        assert (p - e).norm() <= 3 * (r - e).norm() + 1e-7 * e.norm()
-    assert all(s.item() == 20 for s in steps)
+    adamw.follows_pytorch(lambda numel, tensors: call(kernel, len(numel), numel, tensors, threads), params, 20)
 
 
 def test_found_inf_changes_nothing() -> None:
     kernel = load_kernel(ADAMW)
-    state = [[torch.randn(s) for s in SIZES] for _ in range(4)]
-    steps = [torch.full((), 3.0) for _ in SIZES]
-    before = [[t.clone() for t in ts] for ts in (*state, steps)]
-    shared = [scalar(1e-2), scalar(0.9), scalar(0.99), scalar(1e-8), scalar(0.1), torch.tensor(1.0)]
-    p, g, m, v = state
-    call(kernel, len(SIZES), [x.numel() for x in p], [*p, *g, *m, *v, *steps, *shared, *p, *m, *v, *steps], 2)
-    for was, now in zip(before, (*state, steps), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(was, now, strict=True))
+    adamw.inf_changes_nothing(lambda numel, tensors: call(kernel, len(numel), numel, tensors, 2), SIZES)
 
 
 def test_norms_are_exact_enough_and_independent_of_threads() -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from nova import mlir
-from nova.cpu import build, parallel, vmath
-from nova.cpu import lanes as ln
+from nova.cpu import build, parallel
+from nova.lowering import lanes as ln
+from nova.lowering import vmath
 from nova.mlir import ir
 from tests.kernels import load_module
 

@@ -18,8 +18,10 @@ from nova.mlir import ir
 from nova.schedule import target as targets
 from nova.schedule.annotate import kernels
 from nova.tile import generate, interpret
+from tests import adamw
+from tests.adamw import scalar
 from tests.kernels import DTYPES, load_kernel
-from tests.numerics.test_multi_tensor import ADAMW, EXAMPLE, LARGEST, NORM, scalar
+from tests.numerics.test_multi_tensor import ADAMW, EXAMPLE, LARGEST, NORM
 from tests.numerics.test_multi_tensor import call as call_cpu
 
 SIZES = [[], [1], [7, 3], [0], [4096], [40000], [1], [33, 1001], [5]]
@@ -79,42 +81,15 @@ def test_sgd_and_step_count(runner) -> None:
 def test_adamw_follows_pytorch(runner) -> None:
     torch.manual_seed(1)
     text = tile_program(ADAMW)
-    hyper = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
     params = [torch.randn(s) for s in SIZES]
     params[4] = torch.randn(4097)[1:]  # not aligned
-    reference = [p.clone().requires_grad_() for p in params]
-    exact = [p.double().requires_grad_() for p in params]
-    optimizers = [torch.optim.AdamW(ps, foreach=False, **hyper) for ps in (reference, exact)]
-    m, v = [torch.zeros(s) for s in SIZES], [torch.zeros(s) for s in SIZES]
-    steps = [torch.zeros(()) for _ in SIZES]
-    shared = [scalar(1e-2), scalar(0.9), scalar(0.99), scalar(1e-8), scalar(0.1), torch.tensor(0.0)]
-    for _ in range(3):
-        grads = [torch.randn(s) for s in SIZES]
-        for ps in (reference, exact):
-            for p, g in zip(ps, grads, strict=True):
-                p.grad = g.to(p.dtype)
-        for optimizer in optimizers:
-            optimizer.step()
-        lists = [*params, *grads, *m, *v, *steps, *shared, *params, *m, *v, *steps]
-        call(runner, text, len(SIZES), [p.numel() for p in params], lists)
-    for p, r, e in zip(params, reference, exact, strict=True):
-        assert (p - e).norm() <= 3 * (r - e).norm() + 1e-7 * e.norm()
-    assert all(s.item() == 3 for s in steps)
+    adamw.follows_pytorch(lambda numel, tensors: call(runner, text, len(numel), numel, tensors), params, 3)
 
 
 @RUNNERS
 def test_found_inf_changes_nothing(runner) -> None:
     text = tile_program(ADAMW)
-    sizes = SIZES[:5]
-    state = [[torch.randn(s) for s in sizes] for _ in range(4)]
-    steps = [torch.full((), 3.0) for _ in sizes]
-    before = [[t.clone() for t in ts] for ts in (*state, steps)]
-    shared = [scalar(1e-2), scalar(0.9), scalar(0.99), scalar(1e-8), scalar(0.1), torch.tensor(1.0)]
-    p, g, m, v = state
-    lists = [*p, *g, *m, *v, *steps, *shared, *p, *m, *v, *steps]
-    call(runner, text, len(sizes), [x.numel() for x in p], lists)
-    for was, now in zip(before, (*state, steps), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(was, now, strict=True))
+    adamw.inf_changes_nothing(lambda numel, tensors: call(runner, text, len(numel), numel, tensors), SIZES[:5])
 
 
 @RUNNERS

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nova.cpu import lanes as ln
-from nova.cpu.loops_ir import int_array
 from nova.errors import CompileError
-from nova.mlir import ir
+from nova.lowering import lanes as ln
+from nova.mlir import int_array, ir
 
 
 @dataclass
