@@ -158,16 +158,16 @@ def _layer_norm_backward(low: Lowering, op: Op, operands: list[Instance]) -> Non
     axes = range(len(dims) - trailing, len(dims))
     dy, x = (low.wide(op.operands[i], operands[i]) for i in (0, 1))
     mean, rstd = (convert_float(low.read(op.operands[i], operands[i]), x.type) for i in (2, 3))
-    normal = mul(sub(x, mean), rstd)
-    scaled = dy
+    centred, scaled = sub(x, mean), dy
     if len(op.operands) > 4:
         scaled = mul(dy, convert_float(low.read(op.operands[4], operands[4]), x.type))
-        _rounded(low, op.results[1], fold(low, dims, leading, mul(dy, normal), "sum"))
+        _rounded(low, op.results[1], fold(low, dims, leading, mul(dy, mul(centred, rstd)), "sum"))
         _rounded(low, op.results[2], fold(low, dims, leading, dy, "sum"))
-    first, second = _mean(low, dims, axes, scaled), _mean(low, dims, axes, mul(scaled, normal))
+    # rstd is one number a row, so it stays out of the sums: they wait for the mean only, and dx is two multiply-adds
     rows = low.loops_of([dims[axis] for axis in leading])
-    first, second = low.scratch(rows, first), low.scratch(rows, second)
-    _rounded(low, op.results[0], mul(rstd, sub(sub(scaled, first), mul(normal, second))))
+    first, second = _mean(low, dims, axes, scaled), _mean(low, dims, axes, mul(scaled, centred))
+    first, second = low.scratch(rows, mul(first, rstd)), low.scratch(rows, mul(second, mul(rstd, mul(rstd, rstd))))
+    _rounded(low, op.results[0], sub(mul(scaled, rstd), add(mul(centred, second), first)))
 
 
 @lowers("batch_norm")

@@ -22,7 +22,7 @@ alloc_shared, `with it.scratch(bytes) as pointer` for a transient area, `it.barr
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -139,6 +139,7 @@ class Distributor(ThreadCode):
         self.known.update(zip(self.block.arguments, self.arguments, strict=True))
         self.position = 0  # of the top-level op being lowered
         self.loops = 0  # loops around it
+        self._siblings: tuple[Sequence[Any], int] = ((), 0)
         self.expiring: list[tuple[int, Area]] = []
 
     # --- values ---
@@ -221,21 +222,40 @@ class Distributor(ThreadCode):
             raise CompileError(f"distribute: {op.name} in {self.name} has no lowering to threads")
         function(self, op)
 
-    def lower_block(self, block: Any) -> None:
-        for op in block.operations:
+    def lower_all(self, operations: Sequence[Any], done: Callable[[int], None] | None = None) -> None:
+        """Ops in order; `done(place)` after each. A lowering may look at those that follow its own: `following`."""
+        outer = self._siblings
+        for place, op in enumerate(operations):
+            self._siblings = operations, place
+            self.position = place if done is not None else self.position
             self.lower(op.operation)
+            if done is not None:
+                done(place)
+        self._siblings = outer
+
+    def following(self) -> Iterator[Any]:
+        """The ops after the one that is being lowered, in its block."""
+        operations, place = self._siblings
+        for op in operations[place + 1 :]:
+            yield op.operation
 
     def function(self) -> str:
         """The text of the whole function."""
+        operations = list(self.block.operations)
+        looping = max((place for place, op in enumerate(operations) if _loops(op.operation)), default=-1)
         if self.dependent:
             self.line("nvvm.griddepcontrol wait")
-            self.line("nvvm.griddepcontrol launch_dependents")
-        for position, op in enumerate(self.block.operations):
-            self.position = position
-            self.lower(op.operation)
+            if looping < 0:
+                self.line("nvvm.griddepcontrol launch_dependents")
+
+        def done(position: int) -> None:
             for last_use, area in [e for e in self.expiring if e[0] <= position]:
                 self.expiring.remove((last_use, area))
                 self.arena.release(area)
+            if self.dependent and position == looping:
+                self.line("nvvm.griddepcontrol launch_dependents")
+
+        self.lower_all(operations, done)
         if self.arena.total > SHARED_LIMIT:
             raise CompileError(
                 f"distribute: {self.name} needs {self.arena.total} bytes of shared memory, at most {SHARED_LIMIT} exist"
@@ -272,11 +292,19 @@ class Distributor(ThreadCode):
         return found
 
 
+def _loops(operation: Any) -> bool:
+    """Whether an op is a loop or holds one."""
+    if operation.name == "scf.for":
+        return True
+    return any(_loops(op.operation) for region in operation.regions for block in region.blocks for op in block)
+
+
 def distribute(module: ir.Module, dependent: bool = False) -> str:
     """The level-5 text of a level-4 module: one kernel a function, in the same order.
 
     `dependent`: a launch may begin while the one before it ends, so each thread first waits for that one's results
-    (griddepcontrol, PTX ISA 9.7.13.13, from sm_90), and then lets the next launch begin likewise.
+    (griddepcontrol, PTX ISA 9.7.13.13, from sm_90), and after its last loop lets the next launch begin likewise:
+    earlier, that one's blocks would only take up places.
 
     Raises CompileError for an op without a lowering, or tiles whose layouts do not fit together.
     """

@@ -33,8 +33,7 @@ def alloc_shared(it: Distributor, op: Op) -> None:
 def _yielded(it: Distributor, block: Any) -> list[Value]:
     """Lowers the body of a region; what its terminator yields."""
     *body, terminator = block.operations
-    for op in body:
-        it.lower(op.operation)
+    it.lower_all(body)
     return [it.of(v) for v in terminator.operation.operands]
 
 

@@ -4,6 +4,8 @@
     lanes       %y = nvvm.shfl.sync bfly %x, 8; %x = addf %x, %y             only the lane bits of the reduced dims
     warps       store to scratch; barrier; every thread loads what its partners have and combines it in their order
 
+Reductions that stand one after the other and are alike go through lanes and warps together: one barrier for all.
+
 So every thread that holds an element of the result computes the same bits, on every run.
 """
 
@@ -20,20 +22,42 @@ from nova.tile.layout import NestedLayout
 from nova.tile.text import Operand, Value
 
 HALVES = ("bf16", "f16")
+MOST_TOGETHER = 4  # reductions that share a barrier
 
 
 @lowers("nova_tile.reduce")
 def reduce(it: Distributor, op: Op) -> None:
+    if op.results[0] in it.known:
+        return  # together with the one before it
     layout, dims, kind = op["layout"], op["dims"], op["kind"]
-    tile = it.tile(op.operands[0], layout)
+    together = [op, *_alike(it, op)]
+    tiles = [it.tile(o.operands[0], layout) for o in together]
     left = layout.project(dims)
-    total = reduce_registers(it, tile, layout, dims, kind)
+    parts = [reduce_registers(it, tile, layout, dims, kind) for tile in tiles]
+    size = count_of(parts[0])
+    total = it.concat(parts) if len(parts) > 1 else parts[0]
     total = reduce_lanes(it, total, layout, dims, kind)
     total = reduce_warps(it, total, layout, dims, kind)
-    if left.rank:
-        it.set(op.results[0], Value(total.name, total.element, total.shape, left))
-    else:
-        it.set(op.results[0], it.extract(total, 0))
+    for number, o in enumerate(together):
+        if left.rank:
+            it.set(o.results[0], it.take(total, range(number * size, (number + 1) * size), left))
+        else:
+            it.set(o.results[0], it.extract(total, number))
+
+
+def _alike(it: Distributor, op: Op) -> list[Op]:
+    """The reductions right after one that are like it and don't need it: all meet in shared memory at once."""
+    found: list[Op] = []
+    for operation in it.following():
+        if operation.name != op.name or len(found) + 1 == MOST_TOGETHER:
+            break
+        other = Op(operation)
+        same = all(other[key] == op[key] for key in ("layout", "dims", "kind"))
+        made = [o.results[0] for o in (op, *found)]
+        if not same or other.operands[0].type != op.operands[0].type or other.operands[0] in made:
+            break
+        found.append(other)
+    return found
 
 
 def combine(it: Distributor, kind: str, a: Value, b: Value) -> Value:

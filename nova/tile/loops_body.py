@@ -165,22 +165,22 @@ class Body(Space):
         start = start_of(combine, part.element)
         return domain.apply(lambda m, x: program.select(m, x, program.constant(start, wide.element)), (mask, wide))
 
-    def along_columns(self, part: Part, combine: str) -> Part:
-        """Combined along the columns, in the type of the reduction."""
+    def reduce(self, ops: Sequence[Structured]) -> None:
+        """Reductions along the columns of this tile, which holds them all; none needs another's result."""
+        outs = [(op, out) for op in ops for out in op.outs]
+        values = self.evaluator.emit([out.value for _, out in outs])
         dims = self.column_dims()
-        return reduced(self.domain, self.masked(part, combine, dims), dims, combine)
-
-    def reduce(self, op: Structured) -> None:
-        """A reduction along the columns of this tile, which holds them all."""
-        for out, part in zip(op.outs, self.evaluator.emit([out.value for out in op.outs]), strict=True):
-            assert out.combine is not None
-            total = self.along_columns(part, out.combine)
+        parts = [self.masked(part, str(out.combine), dims) for (_, out), part in zip(outs, values, strict=True)]
+        wholes = [along(self.domain, part, dims) for part in parts]
+        totals = [reduced(self.domain, w, dims, str(out.combine)) for (_, out), w in zip(outs, wholes, strict=True)]
+        for (_, out), total in zip(outs, totals, strict=True):
             element = memory_element(out.tensor.dtype)
-            self.values[out.tensor, out.index] = finished(self.domain, total, out.combine, out.init, element)
+            part = finished(self.domain, total, str(out.combine), out.init, element)
+            self.values[out.tensor, out.index] = part
             if out.tensor.kind != "local" or out.tensor in self.stored:
-                part = self.values[out.tensor, out.index]
                 self.waiting.append((partial(self.write, out.tensor, out.index, part), True))
-        self.checks(op)
+        for op in ops:
+            self.checks(op)
 
     def share(self, total: Total) -> Part:
         """The tile's contribution to a total, per element."""
@@ -196,15 +196,22 @@ class Body(Space):
         return tuple(d for d in self.domain.every if d == ROW)
 
 
+def along(domain: Domain, part: Part, dims: tuple[int, ...]) -> Part:
+    """The part as a tile that has `dims`, along which it is repeated if it does not vary."""
+    if not dims:
+        return part
+    every = tuple(sorted({*part.dims, *dims}))
+    return Part(domain.whole(part, every), every, part.element)
+
+
 def reduced(domain: Domain, part: Part, dims: tuple[int, ...], combine: str) -> Part:
     """Combined along `dims`, along which the part is repeated if it does not vary."""
     if not dims:
         return part
-    every = tuple(sorted({*part.dims, *dims}))
-    tile = domain.whole(part, every)
-    places = [every.index(d) for d in dims]
-    value = domain.program.reduce(tile, places, combine.removeprefix("arith."))
-    return Part(value, tuple(d for d in every if d not in dims), part.element)
+    tile = along(domain, part, dims)
+    places = [tile.dims.index(d) for d in dims]
+    value = domain.program.reduce(domain.value(tile), places, combine.removeprefix("arith."))
+    return Part(value, tuple(d for d in tile.dims if d not in dims), part.element)
 
 
 def constant_tile(program: Program, domain: Domain, number: float | int, element: str, dims: tuple[int, ...]) -> Value:

@@ -16,7 +16,7 @@ from nova.schedule.bandwidth import TileShape
 from nova.tile.expressions import Part, memory_element
 from nova.tile.layout import NestedLayout
 from nova.tile.loops_body import Body, combined, computed, constant_tile, finished, reduced, start_of
-from nova.tile.loops_plan import Key, Nest, Total
+from nova.tile.loops_plan import Key, Nest, Total, rounds
 from nova.tile.loops_space import ROW, Frame, Memory, decode
 from nova.tile.text import Operand, Value
 
@@ -120,15 +120,11 @@ def make_body(
 def compute(work: Work, body: Body) -> set[Structured]:
     """All ops of the nest on a tile, but for those of its totals, which are returned."""
     body.prefetch()
-    totals = {total.op for total in work.nest.totals}
-    for op in work.nest.ops:
-        if op in totals:
-            continue
-        if op.reduced:
-            body.reduce(op)
-        else:
+    for elementwise, reductions in rounds(work.nest):
+        for op in elementwise:
             body.elementwise(op)
-    return totals
+        body.reduce(reductions)
+    return {total.op for total in work.nest.totals}
 
 
 def run_whole(work: Work, body: Body) -> None:

@@ -62,6 +62,26 @@ class Nest:
         return {(out.tensor, out.index): op for op in self.ops for out in op.outs}
 
 
+def rounds(nest: Nest) -> list[tuple[list[Structured], list[Structured]]]:
+    """The ops but for totals, as (elementwise, reductions) that need no reduction but those of the rounds before.
+
+    So the threads of a row come together once a round, however many values they reduce.
+    """
+    totals = {total.op for total in nest.totals}
+    makers = {out.tensor: op for op in nest.ops for out in op.outs}
+    found: list[tuple[list[Structured], list[Structured]]] = []
+    number: dict[Structured, int] = {}
+    for op in nest.ops:
+        if op in totals:
+            continue
+        needs = [makers[tensor] for tensor, _ in reads_of(op) if tensor in makers]
+        number[op] = max((number[m] + bool(m.reduced) for m in needs if m in number), default=0)
+        while len(found) <= number[op]:
+            found.append(([], []))
+        found[number[op]][bool(op.reduced)].append(op)
+    return found
+
+
 def reads_of(op: Structured) -> Iterator[tuple[Tensor, Index | None]]:
     """Tensors that an op reads; without an index if at places of its own choice."""
     for node in op.nodes():
