@@ -49,7 +49,6 @@ FAMILIES = (
 )
 """Modules whose import registers lowerings."""
 
-SHARED_LIMIT = 227 << 10  # bytes that a block may have on any of the architectures; a target may have less
 SHARED_MEMORY = (
     "llvm.mlir.global external @nova_smem() {addr_space = 3 : i32, alignment = 1024 : i64} : !llvm.array<0 x i8>"
 )
@@ -232,10 +231,6 @@ class Distributor(ThreadCode):
             for last_use, area in [e for e in self.expiring if e[0] <= position]:
                 self.expiring.remove((last_use, area))
                 self.arena.release(area)
-        if self.arena.total > SHARED_LIMIT:
-            raise CompileError(
-                f"distribute: {self.name} needs {self.arena.total} bytes of shared memory, at most {SHARED_LIMIT} exist"
-            )
         arguments = ", ".join(f"{a.name}: {a.element}" for a in self.arguments)
         attributes = f"gpu.kernel, nvvm.kernel, nvvm.reqntid = array<i32: {self.threads}>"
         if self.min_blocks:
