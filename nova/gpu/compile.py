@@ -52,9 +52,8 @@ def build(text: str, target: GpuTarget) -> GpuKernel:
             for stage in (s for s in stages if s.level < fit.FIRST_LEVEL):
                 module = pipeline.run_pass(stage.name, module, target, config.knobs.verify)
             repeated = [stage for stage in stages if stage.level >= fit.FIRST_LEVEL]
-            for _, module in fitting.lower(module, repeated, config.knobs.verify):  # noqa: B007
-                pass
-        made = assemble(str(module), name, target)
+            *_, (_, level5) = fitting.lower(module, repeated, config.knobs.verify)
+        made = assemble(str(level5), name, target)
         return dataclasses.replace(made, smem_limit=fitting.options.limit, smem_reason=fitting.options.reason)
 
 
