@@ -378,8 +378,9 @@ def _measure(lowered: Lowered, executable: Any) -> None:
     seconds: defaultdict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
     for timed in profile(executable, tensors, scalars):
-        seconds[bodies[timed.name]] += timed.median
-        calls[bodies[timed.name]] += timed.calls
+        name = bodies.get(timed.name, timed.name)  # the copies of new state have no body of the step's
+        seconds[name] += timed.median
+        calls[name] += timed.calls
     for kernel in lowered.kernels:
         if calls[kernel.name]:
             kernel.measured_seconds = seconds[kernel.name] / calls[kernel.name]

@@ -216,7 +216,7 @@ def lower_step(
     """Level 0 to the outlined step: (module, fusion decisions). `snapshots` collects the text after every stage."""
     from nova import config, mlir
     from nova.dialect import emit
-    from nova.fusion import decisions
+    from nova.fusion import decisions, guarded
 
     disabled = disabled_stages()
     chosen = StepOptions(options.precision, target, target.is_gpu and captured.tf32)
@@ -234,6 +234,8 @@ def lower_step(
                         snapshots[stage.name] = str(module)
         if chosen.tf32:
             mark_tf32(module)
+        if target.is_gpu:
+            guarded.mark(module)
     return module, made
 
 
@@ -319,7 +321,8 @@ def compile_step(
         symbols = {symbol: made[body] for symbol, body in outline.bodies_of(module).items()}
         runs_here = device is not None or not target.is_gpu
         graph = placement.place(read_step(module, captured.signature), captured, device or _anywhere(target))
-        linked = executable.link(graph, symbols) if runs_here else executable.plan_and_compile(graph, symbols)
+        make = executable.link if runs_here else executable.plan_and_compile
+        linked = make(graph, symbols, target=target)
     if dump is not None:
         for kernel in kernels:
             dump.code(kernel)

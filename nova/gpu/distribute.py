@@ -137,6 +137,7 @@ class Distributor(ThreadCode):
         self.known.update(zip(self.block.arguments, self.arguments, strict=True))
         self.position = 0  # of the top-level op being lowered
         self.loops = 0  # loops around it
+        self.guarded = False  # what is written now stands in the region of a guard
         self.expiring: list[tuple[int, Area]] = []
 
     # --- values ---

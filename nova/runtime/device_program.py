@@ -30,7 +30,8 @@ WORDS = (
     "context", "stream", "status",  # a CUcontext; addresses of the cells
     "event", "staging", "block", "shadow", "errors", "errors_host", "popped",
 )  # fmt: skip
-DRIVER_CALL = 1 << 40  # what @step returns where a copy, an event or the context failed; the status says how
+DRIVER_CALL = 1 << 40  # what @step returns where a copy or an event failed; the status says how
+NOT_STARTED = DRIVER_CALL + 1  # the same where the context failed, before anything was done
 
 
 def emit(plan: StepPlan) -> str:
@@ -61,7 +62,7 @@ def emit(plan: StepPlan) -> str:
         *lines, "  br label %end", "end:", f"  %result = phi i64 {writer.results('0')}",
         "  %popped = call i32 %w_cuCtxPopCurrent(ptr %w_popped)", "  ret i64 %result",
         "failed:", f"  %code = phi i32 {writer.failures['failed']}", *_keep("code"), "  br label %end",
-        "unpushed:", f"  %first = phi i32 {writer.failures['unpushed']}", *_keep("first"), f"  ret i64 {DRIVER_CALL}",
+        "unpushed:", f"  %first = phi i32 {writer.failures['unpushed']}", *_keep("first"), f"  ret i64 {NOT_STARTED}",
         "}", "",
     ])  # fmt: skip
 

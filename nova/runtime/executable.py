@@ -26,7 +26,16 @@ from nova.runtime.cache import Cache, CacheWarning, shared
 from nova.runtime.dtypes import contiguous_strides, torch_dtype
 from nova.runtime.fallback import Fallback, StepMemory
 from nova.runtime.kernels import Kernel, decode, encode
-from nova.runtime.step_plan import ERROR_BYTES, AtenCall, KernelCall, StepGraph, StepPlan, TensorRef, plan_step
+from nova.runtime.step_plan import (
+    ERROR_BYTES,
+    GUARDED_COPY,
+    AtenCall,
+    KernelCall,
+    StepGraph,
+    StepPlan,
+    TensorRef,
+    plan_step,
+)
 
 _EXCEPTIONS = {"IndexError": IndexError, "RuntimeError": RuntimeError, "ValueError": ValueError}
 _CPU = torch.device("cpu")  # said explicitly: `torch.set_default_device` may say otherwise
@@ -294,8 +303,11 @@ class PlannedStep:
     constants: bytes
 
 
-def plan_and_compile(graph: StepGraph, kernels: Mapping[str, Kernel], reorder: bool = False) -> PlannedStep:
-    """Plans a step and compiles its program. `kernels`: callee symbol -> object; symbols may share one."""
+def plan_and_compile(
+    graph: StepGraph, kernels: Mapping[str, Kernel], reorder: bool = False, target: Any = None
+) -> PlannedStep:
+    """Plans a step and compiles its program. `kernels`: callee symbol -> object; symbols may share one. `target`: what
+    the kernels are for, where that is not the device of the graph."""
     distinct: dict[tuple[str, bytes], int] = {}
     objects: list[Kernel] = []
     numbers: dict[str, tuple[int, int]] = {}
@@ -307,12 +319,24 @@ def plan_and_compile(graph: StepGraph, kernels: Mapping[str, Kernel], reorder: b
             objects.append(kernel)
         numbers[symbol] = (distinct[key], kernel.workspace)
     plan, constants, laid_out = plan_step(graph, numbers, [kernel.name for kernel in objects], reorder)
+    if plan.kernels[len(objects) :] == [GUARDED_COPY]:
+        objects.append(_guarded_copy(target or graph.device))
     return PlannedStep(plan, objects, laid_out, step_program.compile_step(plan), constants)
 
 
-def link(graph: StepGraph, kernels: Mapping[str, Kernel], reorder: bool = False) -> Executable:
+def _guarded_copy(target: Any) -> Kernel:
+    """The kernel that copies new state into its place where no error was found."""
+    from nova.runtime import pool
+    from nova.schedule import target as targets
+    from nova.tile import guarded_copy
+
+    chosen = targets.by_name(target) if isinstance(target, str) else target
+    return next(iter(pool.compile_kernels([guarded_copy.TEXT], chosen)))
+
+
+def link(graph: StepGraph, kernels: Mapping[str, Kernel], reorder: bool = False, target: Any = None) -> Executable:
     """Plans, compiles and links a step."""
-    made = plan_and_compile(graph, kernels, reorder)
+    made = plan_and_compile(graph, kernels, reorder, target)
     executable = class_for(made.plan)(made.plan, made.kernels, made.step_object, made.constants)
     executable.memory_plan = made.memory_plan
     return executable
