@@ -10,6 +10,7 @@ The arena belongs to the stream of the last step; a step on another stream waits
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import threading
 import weakref
@@ -22,7 +23,7 @@ from nova.errors import NovaError
 from nova.gpu import launcher
 from nova.progress import notice
 from nova.runtime import cuda, device_program, orc
-from nova.runtime.arena import Arena
+from nova.runtime.arena import Arena, OutOfMemoryError
 from nova.runtime.error_records import ErrorRecords, put_back
 from nova.runtime.executable import _SEED_MASK, Executable, flagged
 from nova.runtime.fallback import StepMemory
@@ -77,6 +78,8 @@ class DeviceExecutable(Executable):
     ):
         self._torch_device = self._where(plan)
         self._device = self._driver_device(plan)
+        self._stream: int | None = None  # of the last step
+        self._device.driver.steps_are_done = functools.partial(_steps_are_done, self._device)
         super().__init__(plan, kernels, step_object, constants, native_binding)
         alive.add(self)
 
@@ -114,7 +117,6 @@ class DeviceExecutable(Executable):
         self._context = (ctypes.c_uint64 * words).from_address(self._library[device_program.CONTEXT])
         self._popped = ctypes.c_uint64()
         self._event = _Event(device)  # after the last step
-        self._stream: int | None = None  # of the last step
         self._shadow = (ctypes.c_uint8 * device_program.shadow_bytes(self.plan))()
         self._block = torch.zeros(max(self.plan.block_bytes, 1), dtype=torch.uint8, device=self._torch_device)
         values: dict[str, int | None] = {
@@ -235,7 +237,13 @@ class DeviceExecutable(Executable):
     def allocate_outputs(self) -> list[torch.Tensor]:
         """Fresh, uninitialised outputs."""
         new, device = torch.empty_strided, self._torch_device
-        return [new(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._allocations]
+        try:
+            return [new(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._allocations]
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"there is no room on {device} for the {len(self._allocations)} tensors that the compiled step "
+                f"{self.plan.name} returns or leaves as gradients; nothing has been run\n{error}"
+            ) from error
 
     def _change_stream(self, arena: Arena, stream: int) -> None:
         """The last step in this arena, or of this executable, ran on another stream: this one waits for it."""
@@ -260,6 +268,8 @@ class DeviceExecutable(Executable):
         status, self._device.status.value = self._device.status.value, 0
         if stopped != device_program.NOT_STARTED:
             put_back([self._launching[k] for k in self._counted])
+        if self._raises and stopped in (device_program.NOT_STARTED, device_program.NOT_SENT):
+            self._found.cancel()  # nothing of this step runs: it is not among those that may have caused the error
         if stopped >= device_program.DRIVER_CALL:
             raise self._device.driver.error(status, f"the compiled step {self.plan.name}")
         item = self.plan.items[stopped - 1]
@@ -309,6 +319,12 @@ def synchronize() -> None:
     """Waits for every compiled step and raises what one of them found."""
     for executable in list(alive):
         executable.synchronize()
+
+
+def _steps_are_done(device: cuda.Device) -> bool:
+    """Whether every compiled step that was launched on a device is known to have ended, and its kernels to be fine."""
+    launched = [e for e in alive if e._device is device and e._stream is not None]
+    return all(executable._raises and executable._found.all_known() for executable in launched)
 
 
 __all__ = ["DeviceExecutable", "NovaError", "alive", "load_kernel", "synchronize"]

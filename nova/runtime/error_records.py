@@ -49,6 +49,7 @@ class ErrorRecords:
         self.clear()
         self._host = Pinned(device, RING * self.words)
         self._launched = self._known = 0  # steps; those before `_known` have found nothing
+        self._open = False  # the last step may still fail to be launched
         self._counts: deque[Sequence[torch.Tensor]] = deque()  # of the steps from `_known` on
 
     def clear(self) -> None:
@@ -64,13 +65,16 @@ class ErrorRecords:
         place = self._launched % RING * self.words
         self._host.words[place] = PENDING
         self._launched += 1
+        self._open = True
         self._counts.append(counts)
         return self._host.address + 8 * place
 
     def cancel(self) -> None:
-        """The step that `next` was for could not be launched as a whole."""
-        self._launched -= 1
-        self._counts.pop()
+        """The step that `next` was for could not be launched as a whole. May be said twice."""
+        if self._open:
+            self._open = False
+            self._launched -= 1
+            self._counts.pop()
 
     def bad(self) -> bool:
         """Whether a step is known to have found an error; forgets the good ones before it."""
@@ -82,6 +86,11 @@ class ErrorRecords:
             self._known += 1
             self._counts.popleft()
         return False
+
+    def all_known(self) -> bool:
+        """Whether the records of every step have arrived: its kernels have run to their end."""
+        self.bad()
+        return self._known == self._launched
 
     def take(self) -> dict[int, int]:
         """Slot -> value of the first bad step, once all steps are done. Everything is as before that step then."""

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from nova.errors import NovaError
+from nova.errors import DeviceError, NovaError, UnsupportedError
 from nova.runtime import memory, orc, step_program
-from nova.runtime.arena import Arena, acquire
+from nova.runtime.arena import Arena, OutOfMemoryError, acquire, is_out_of_memory
 from nova.runtime.binding import Expected, PointerTable
 from nova.runtime.cache import Cache, CacheWarning, shared
 from nova.runtime.dtypes import contiguous_strides, torch_dtype
@@ -152,14 +152,24 @@ class Executable:
         return arena
 
     def _acquire(self, nbytes: int, device: torch.device) -> Arena:
-        """An arena, or PyTorch's out-of-memory error with what the plan needs."""
+        """An arena, or an error that says what the plan needs it for."""
         try:
             return acquire(nbytes, device)
         except RuntimeError as error:
-            largest = sorted(self.plan.report.get("slots", ()), key=lambda slot: -slot[4])[:5]
-            buffers = ", ".join(f"{slot[0]} {slot[4]:,} B" for slot in largest)
-            error.add_note(f"the compiled step {self.plan.name} needs {self.plan.arena_bytes:,} B; largest: {buffers}")
-            raise
+            if not is_out_of_memory(error):
+                raise
+            largest = "".join(f"\n  {text}" for text in self.plan.report.get("largest", ()))
+            raise OutOfMemoryError(
+                f"the compiled step {self.plan.name} needs {nbytes:,} B on {device} for what lives between its "
+                f"kernels, beside {self.plan.report.get('state_bytes', 0):,} B of inputs and state, and there is no "
+                f"room; nothing has been run. Its largest buffers:{largest}\n{error}"
+            ) from error
+
+    def reserve(self) -> None:
+        """Makes sure that there is memory for a step. Raises OutOfMemoryError before anything has changed."""
+        if self._arena is None or self._arena.superseded:
+            with self._lock:
+                self._other_arena().busy.release()
 
     def _wrong_arity(self, inputs: Sequence[torch.Tensor], scalars: Sequence[float]) -> TypeError:
         tensors, numbers = self._arity
@@ -362,6 +372,8 @@ def load(digest: str, cache: Cache | None = None) -> Executable | None:
         return None
     try:
         return Executable.from_entry(entry.meta, entry.blobs)
+    except (DeviceError, UnsupportedError):
+        raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:  # written by something else under our key
         warnings.warn(f"Nova cache: ignoring step {digest}: {error}; compiling again", CacheWarning, stacklevel=2)
         return None

@@ -11,6 +11,7 @@ func.func @step(%w: tensor<..> {nova.role = "param", nova.donates = 0}, ..) -> (
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -177,6 +178,7 @@ class _Reader:
         source = source_of(operation.location) if fields["raises"] else ""
         call = GraphCall("kernel", symbol, operands, results, source=source, **fields)
         call.repeats = "nova.repeats" in operation.attributes
+        call.where = functools.partial(source_of, operation.location)
         self.graph.calls.append(call)
 
     def _aten_call(self, operation: Any, operands: list[int]) -> None:

@@ -12,6 +12,7 @@ marked `host`: single numbers travel in the block of scalars, in cells; larger t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from nova.runtime.dtypes import contiguous_strides, itemsize, numel
 from nova.runtime.packing import align
 
 VERSION = 3
+LARGEST = 5  # buffers that an error names
 GUARDED_COPY = "guarded_copy"  # the kernel that `plan_step` adds to the plan's where it needs one
 ERROR_BYTES = 32  # int64[4] a call site: flag, bad value; on a GPU: the address of slot 0's flag, 0
 
@@ -58,7 +60,8 @@ class GraphCall:
     repeats: bool = False  # what it may flag, an earlier call has flagged
     guarded: bool = False  # on a GPU: does nothing once the step's flag is set
     template: Any = None  # aten: arguments
-    source: str = ""  # the user's line
+    source: str = ""  # the user's line, where it is wanted with every call
+    where: Callable[[], str] | None = None  # finds it: reading a location takes time
 
 
 @dataclass
@@ -346,8 +349,20 @@ class _StepPlanner:
             "donated": len(laid_out.donated),
             "copies": [f"{copy.reason} ({copy.nbytes:,} B)" for copy in laid_out.copies_before + laid_out.copies_after],
             "slots": [list(slot) for slot in laid_out.slots],
+            "largest": [self._described(slot) for slot in sorted(laid_out.slots, key=lambda slot: -slot[4])[:LARGEST]],
         }
         return plan, bytes(self.constants), laid_out
+
+    def _described(self, slot: tuple[str, int, int, int, int]) -> str:
+        """A buffer of the arena for a reader: "1,204,224 B  f32[8, 1024, 147] of matmul_0 (train.py, line 7: ...)"."""
+        name, start, _, _, nbytes = slot
+        if not 0 <= start < len(self.graph.calls):
+            return f"{nbytes:,} B  {name}"
+        call = self.graph.calls[start]
+        values = [v for r in call.results if (v := self.graph.values[r]).shape is not None and v.nbytes == nbytes]
+        what = f"{values[0].dtype}{list(values[0].shape or ())} of {name}" if values else name
+        source = call.source or (call.where() if call.where is not None else "")
+        return f"{nbytes:,} B  {what}" + (f" ({source})" if source else "")
 
     def _scalars(self) -> None:
         """Traced numbers share one block: scalars in order, then the seed."""

@@ -63,7 +63,7 @@ class FakeDriver(cuda.Driver):
     def error(self, code, what):
         if self.raised is not None:
             raise self.raised
-        return cuda.CudaError(f"{what} failed with CUDA_ERROR_FAKE ({code})", code)
+        return super().error(code, what)
 
     def _cuMemcpyHtoDAsync(self, target, source, nbytes, stream):
         ctypes.memmove(target, source, nbytes)
