@@ -23,11 +23,12 @@ def mark(module: ir.Module) -> None:
         return
     bodies, declared = outline.bodies_of(module), _declarations(module)
     calls = [op.operation for op in step.regions[0].blocks[0].operations if op.operation.name == "func.call"]
-    finders = {bodies[_callee(c)] for c in calls if _finds(c, declared[_callee(c)])}
-    if not finders:
+    finding = [number for number, call in enumerate(calls) if _finds(call, declared[_callee(call)])]
+    if not finding:
         return
-    # what finds an error writes its own record, and so cannot look at the step's
-    written = {bodies[_callee(call)] for call in _writers(step)} - finders
+    finders = {bodies[_callee(calls[number])] for number in finding}  # they write their own record, not the step's
+    late = set(calls[finding[-1] + 1 :])  # what is written earlier is copied into place at the end
+    written = {bodies[_callee(call)] for call in _writers(step) if call in late} - finders
     for symbol, function in declared.items():
         if bodies[symbol] in written:
             function.attributes[GUARDED] = ir.UnitAttr.get()
