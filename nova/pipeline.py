@@ -236,6 +236,8 @@ def lower_step(
             mark_tf32(module)
         if target.is_gpu:
             guarded.mark(module)
+        if snapshots is not None and target.is_gpu:
+            snapshots["outline-kernels"] = str(module)  # with what was marked
     return module, made
 
 
