@@ -37,8 +37,8 @@ _HOME = {
 }  # fmt: skip
 
 __all__ = [
-    "CacheError", "CaptureError", "CompileError", "DeviceError", "NovaError", "Options", "UnsupportedError", "__version__", "capture",
-    "disable", "explain", "jit", "synchronize", "verify",
+    "CacheError", "CaptureError", "CompileError", "DeviceError", "NovaError", "Options", "UnsupportedError",
+    "__version__", "capture", "disable", "explain", "jit", "synchronize", "verify",
 ]  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,9 +11,16 @@ from torch import nn
 
 import nova
 from nova.runtime.step_plan import GUARDED_COPY, KernelCall
+from nova.schedule import target
 from tests.simulated.test_whole_steps import simulated  # noqa: F401  (a fixture)
 
 CLASSES = 5
+
+
+@pytest.fixture(autouse=True)
+def few_processors(monkeypatch):
+    """Grids that follow the number of processors are small."""
+    monkeypatch.setitem(target.PRESETS, "h200", dataclasses.replace(target.PRESETS["h200"], sms=2))
 
 
 class Net(nn.Module):
