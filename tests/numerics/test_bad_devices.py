@@ -22,6 +22,9 @@ from tests.numerics.test_device_runtime import Board, device  # noqa: F401  (a f
 from tests.numerics.test_error_records import copies, counted_step, inputs  # noqa: F401  (a fixture)
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of")  # a scheduler that steps first
+
+
 class ScriptedDriver(cuda.Driver):
     """A driver of CUDA 12.6 whose functions give what `answers` says, and else succeed."""
 
