@@ -86,6 +86,9 @@ class Nothing:
     def __init__(self, signature):
         self.outputs = [torch.zeros(o.type.shape) for o in signature.outputs if o.kind != "state"]
 
+    def reserve(self):
+        pass
+
     def __call__(self, inputs, scalars=(), seed=0):
         return self.outputs
 

@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from nova.config import Options
-    from nova.errors import CacheError, CaptureError, CompileError, NovaError, UnsupportedError
+    from nova.errors import CacheError, CaptureError, CompileError, DeviceError, NovaError, UnsupportedError
     from nova.inspect import capture, explain
     from nova.jit import disable, jit, synchronize
     from nova.verify import verify
@@ -33,11 +33,12 @@ _HOME = {
     "capture": "nova.inspect", "explain": "nova.inspect", "verify": "nova.verify",
     "Options": "nova.config", "NovaError": "nova.errors", "CaptureError": "nova.errors",
     "UnsupportedError": "nova.errors", "CompileError": "nova.errors", "CacheError": "nova.errors",
+    "DeviceError": "nova.errors",
 }  # fmt: skip
 
 __all__ = [
-    "CacheError", "CaptureError", "CompileError", "NovaError", "Options", "UnsupportedError", "__version__", "capture",
-    "disable", "explain", "jit", "synchronize", "verify",
+    "CacheError", "CaptureError", "CompileError", "DeviceError", "NovaError", "Options", "UnsupportedError",
+    "__version__", "capture", "disable", "explain", "jit", "synchronize", "verify",
 ]  # fmt: skip
 
 

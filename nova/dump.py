@@ -33,7 +33,8 @@ class Stages(dict[str, str]):
 
     def __setitem__(self, stage: str, text: str) -> None:
         super().__setitem__(stage, text)
-        write(self._folder / f"{self._first + len(self) - 1}-{stage}.mlir", text)
+        number = self._first + list(self).index(stage)  # (a kernel's stages come again where it does not fit)
+        write(self._folder / f"{number}-{stage}.mlir", text)
 
 
 class StepDump:

@@ -48,5 +48,9 @@ class CompileError(NovaError):
     """A bug in Nova: a pass produced IR that does not verify, or LLVM refused it."""
 
 
+class DeviceError(NovaError):
+    """A GPU, its driver or its memory refused what a compiled step needs. What is on disk is not to blame."""
+
+
 class CacheError(NovaError):
     """The artifact cache could not be read or written; never fatal, shown as a warning."""

@@ -103,6 +103,7 @@ class ScheduledKernel:
 
     measured_seconds: float | None = None  # of one call
     launches: tuple[Any, ...] = ()  # on a GPU: nova.gpu.launcher.Launch
+    smaller: str = ""  # why the schedule is not the one that was chosen first (nova/gpu/fit.py)
 
     @property
     def schedule_text(self) -> str:
@@ -145,7 +146,7 @@ class Lowered:
                 return kernel.levels[stage]
             if kernel.name == name and stage in [s.name for s in pipeline.kernel_stages(self.target)]:
                 text = kernel.levels["outline-kernels"]
-                return next(str(m) for found, m in pipeline.lower_kernel(text, self.target) if found == stage)
+                return [str(m) for found, m in pipeline.lower_kernel(text, self.target) if found == stage][-1]
         raise NovaError(f"no level {level!r}; the step has {', '.join(self.snapshots)}; a kernel's are 'name:stage'")
 
     @cached_property
@@ -209,29 +210,34 @@ class Compiled:
         return Memory.of(self.compilation.executable, self.lowered.captured.step)
 
 
-def scheduled(kernel: KernelText | Kernel, target: Any) -> ScheduledKernel:
-    """Lowers one kernel to level 3 here, keeping the text after every stage."""
+def scheduled(kernel: KernelText | Kernel, target: Any, code: Any = None) -> ScheduledKernel:
+    """Lowers one kernel to level 3 here, keeping the text after every stage. `code`: what it was compiled to, if that
+    is known: it knows whether a block may have less shared memory than the target has."""
     from nova import pipeline
     from nova.fusion import outline
+    from nova.gpu import fit
     from nova.mlir import context
     from nova.schedule import config
 
     levels = {"outline-kernels": kernel.text}
     schedule: dict[str, Any] = {}
-    for stage, module in pipeline.lower_kernel(kernel.text, target, last=3):
+    reason = getattr(code, "smem_reason", "")
+    options = fit.allowance(target, code.smem_limit, reason) if reason else target
+    for stage, module in pipeline.lower_kernel(kernel.text, options, last=3):
         levels[stage] = str(module)
         with context():
             for function in outline.kernel_functions(module):
                 schedule = config.plain(function.operation) or schedule
     predicted = schedule.get("predicted_seconds") or None  # a kernel over a list of tensors predicts nothing
-    return ScheduledKernel(kernel.name, kernel.kind, kernel.calls, schedule, predicted, levels)
+    return ScheduledKernel(kernel.name, kernel.kind, kernel.calls, schedule, predicted, levels, smaller=reason)
 
 
 def print_kernels(kernels: Sequence[Kernel], target: Any) -> None:
     """NOVA_DEBUG=2: one line a kernel."""
-    for k in (scheduled(kernel, target) for kernel in kernels):
+    for k in (scheduled(kernel, target, kernel.code) for kernel in kernels):
         predicted = f", predicted {k.predicted_seconds * 1e6:.1f} us" if k.predicted_seconds else ""
-        print(f"nova:   {k.name} ({k.kind}) x{k.calls}: {k.schedule_text}{predicted}", file=sys.stderr)
+        smaller = f"; {k.smaller}" if k.smaller else ""
+        print(f"nova:   {k.name} ({k.kind}) x{k.calls}: {k.schedule_text}{predicted}{smaller}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -300,6 +306,7 @@ class Report:
             row.append(_microseconds(k.predicted_seconds))
             table.add_row(*row, *([_microseconds(k.measured_seconds)] if measured else []))
         yield table
+        yield from (f"  {k.name}: {k.smaller}" for k in self.kernels if k.smaller)
         refused = Counter(
             f"{d.kind}: {d.op}{' with ' + d.with_op if d.with_op else ''}: {d.reason}" for d in self.decisions
         )
@@ -335,9 +342,9 @@ def explain(step: Callable[..., Any], *args: Any, measure: bool = False, **kwarg
     captured = capture(step, *args, **kwargs)
     lowered = captured.lower(placement.device_of(captured.step))
     compiled = lowered.compile()
-    code = {k.name: k.code for k in compiled.compilation.kernels}
-    for kernel in lowered.kernels:
-        kernel.launches = code[kernel.name].launches
+    lowered.kernels = [scheduled(k, lowered.target, k.code) for k in compiled.compilation.kernels]
+    for kernel, made in zip(lowered.kernels, compiled.compilation.kernels, strict=True):
+        kernel.launches = made.code.launches
     if measure:
         _measure(lowered, compiled.compilation.executable)
     plan = compiled.compilation.executable.plan
@@ -371,8 +378,9 @@ def _measure(lowered: Lowered, executable: Any) -> None:
     seconds: defaultdict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
     for timed in profile(executable, tensors, scalars):
-        seconds[bodies[timed.name]] += timed.median
-        calls[bodies[timed.name]] += timed.calls
+        name = bodies.get(timed.name, timed.name)  # the copies of new state have no body of the step's
+        seconds[name] += timed.median
+        calls[name] += timed.calls
     for kernel in lowered.kernels:
         if calls[kernel.name]:
             kernel.measured_seconds = seconds[kernel.name] / calls[kernel.name]

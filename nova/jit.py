@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from nova.config import Options, knobs
-from nova.errors import NovaError, UnsupportedError
+from nova.errors import DeviceError, NovaError, UnsupportedError
 
 if TYPE_CHECKING:
     from nova.capture.sources import ObjectMap
@@ -231,6 +231,8 @@ class Step:
                 step, guards, optimizers = decode()
                 objs = warm.check_with_state(guards, roots)
                 loaded = executable.load(digest) if isinstance(objs, list) else None
+            except (DeviceError, UnsupportedError):
+                raise  # of the machine, not of what was stored
             except Exception as error:
                 warm.damaged(digest, error)
                 continue
@@ -376,6 +378,7 @@ def _run(
     effects = binding.effects
     find = functools.partial(_find, function, variant, args, kwargs)
     try:
+        variant.executable.reserve()
         known = [find(source) for source in effects.sources]
         for effect in effects.flags:
             effect([], inputs, known, find)

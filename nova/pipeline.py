@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from nova.errors import CompileError, NovaError
+from nova.progress import notice
 
 if TYPE_CHECKING:
     from nova.capture.signature import CapturedStep
@@ -113,14 +114,22 @@ def kernel_stages(target: Any, last: int = 5) -> list[Stage]:
 
 
 def lower_kernel(text: str, options: Any, last: int = 5) -> Iterator[tuple[str, ir.Module]]:
-    """Lowers one outlined kernel stage by stage, yielding (stage name, module) after each, up to level `last`."""
+    """Lowers one outlined kernel stage by stage, yielding (stage name, module) after each, up to level `last`.
+
+    On a GPU the stages from `configure` on come again where a block needs more shared memory than there is.
+    """
     from nova import config, mlir
+    from nova.gpu import fit
 
     module = mlir.parse(text)
+    stages, verify = kernel_stages(options, last), config.knobs.verify
+    repeated = [s for s in stages if s.level >= fit.FIRST_LEVEL and getattr(options, "is_gpu", False)]
     with mlir.context(), mlir.ir.Location.unknown():
-        for stage in kernel_stages(options, last):
-            module = run_pass(stage.name, module, options, verify=config.knobs.verify)
+        for stage in stages[: len(stages) - len(repeated)]:
+            module = run_pass(stage.name, module, options, verify)
             yield stage.name, module
+        if repeated:
+            yield from fit.Fitting(options).lower(module, repeated, verify)
 
 
 def build_kernel(text: str, target: Target) -> Any:
@@ -207,7 +216,7 @@ def lower_step(
     """Level 0 to the outlined step: (module, fusion decisions). `snapshots` collects the text after every stage."""
     from nova import config, mlir
     from nova.dialect import emit
-    from nova.fusion import decisions
+    from nova.fusion import decisions, guarded
 
     disabled = disabled_stages()
     chosen = StepOptions(options.precision, target, target.is_gpu and captured.tf32)
@@ -225,6 +234,10 @@ def lower_step(
                         snapshots[stage.name] = str(module)
         if chosen.tf32:
             mark_tf32(module)
+        if target.is_gpu:
+            guarded.mark(module)
+        if snapshots is not None and target.is_gpu:
+            snapshots["outline-kernels"] = str(module)  # with what was marked
     return module, made
 
 
@@ -258,6 +271,16 @@ def refuse_fallbacks(module: ir.Module) -> None:
 
 def _anywhere(target: Target) -> str:
     return "cuda" if target.is_gpu else "cpu"
+
+
+def _say_smaller(kernels: list[Kernel], step: str, target: Target) -> None:
+    """Names the kernels that did not get the schedule that was chosen first."""
+    smaller = [kernel.name for kernel in kernels if getattr(kernel.code, "smem_reason", "")]
+    if smaller:
+        notice(
+            f"{step}: {len(smaller)} kernels would need more shared memory than {target.name} has and run by smaller "
+            f"schedules ({', '.join(smaller[:3])}); nova.explain says what they need"
+        )
 
 
 def compile_step(
@@ -294,12 +317,14 @@ def compile_step(
         objects = pool.compile_kernels([k.text for k in kernels], target, report)
     for kernel, found in zip(kernels, objects, strict=True):
         kernel.llvm_ir, kernel.code = found.llvm_ir, found
+    _say_smaller(kernels, captured.name, target)
     with clock.stage("link"):
         made = {k.name: o for k, o in zip(kernels, objects, strict=True)}
         symbols = {symbol: made[body] for symbol, body in outline.bodies_of(module).items()}
         runs_here = device is not None or not target.is_gpu
         graph = placement.place(read_step(module, captured.signature), captured, device or _anywhere(target))
-        linked = executable.link(graph, symbols) if runs_here else executable.plan_and_compile(graph, symbols)
+        make = executable.link if runs_here else executable.plan_and_compile
+        linked = make(graph, symbols, target=target)
     if dump is not None:
         for kernel in kernels:
             dump.code(kernel)

@@ -30,6 +30,9 @@ class Interpreted:
         for node, position in last.items():
             self._dead[position].append(node)
 
+    def reserve(self) -> None:
+        """Nothing is held between calls."""
+
     def __call__(
         self, inputs: Sequence[torch.Tensor], scalars: Sequence[float] = (), seed: int = 0
     ) -> list[torch.Tensor]:

@@ -304,6 +304,7 @@ def module_text(function: Function, others: Sequence[str] = ()) -> str:
             lines.append(records.op_text(op, names, location=True))
         return names[value]
 
+    checked: set[raises.Check] = set()  # by earlier calls
     for item in outliner.calls():
         if isinstance(item, Op):
             for operand in item.operands:
@@ -318,9 +319,11 @@ def module_text(function: Function, others: Sequence[str] = ()) -> str:
         results = ", ".join(records.type_text(v.shape, v.dtype) for v in item.outputs)
         left = ", ".join(names[v] for v in item.outputs)
         place = records.location_text(item.ops[0]) if item.ops[0].location else ""
-        lines.append(
-            f"{left + ' = ' if left else ''}func.call @{item.symbol}({operands}) : ({inputs}) -> ({results}) {place}"
-        )
+        checks = raises.checks(item.ops)
+        mark = " {nova.repeats}" if checks and checks <= checked else ""  # it finds nothing that is not known already
+        checked |= checks
+        call = f"func.call @{item.symbol}({operands}){mark} : ({inputs}) -> ({results}) {place}"
+        lines.append(f"{left} = {call}" if left else call)
     for value in function.outputs:
         define(value)
     step = records.function_text(function, lines, names)

@@ -3,7 +3,11 @@ time."""
 
 from __future__ import annotations
 
-from nova.fusion.records import Function, Op
+from collections.abc import Iterable
+
+from nova.fusion.records import Function, Op, Value
+
+Check = tuple[object, ...]
 
 
 def op_message(op: Op) -> str | None:
@@ -30,6 +34,37 @@ def op_message(op: Op) -> str | None:
     if op.name in ("floordiv", "rem", "truncdiv", "fmod") and op.operands[0].dtype in ("i64", "i32", "i16", "i8", "u8"):
         return "RuntimeError: ZeroDivisionError"
     return None
+
+
+def checks(ops: Iterable[Op]) -> set[Check]:
+    """What these ops check, each as (what, the values that are looked at): equal ones find the same bad values."""
+    return {found for op in ops if (found := _check(op)) is not None}
+
+
+def _check(op: Op) -> Check | None:
+    if op_message(op) is None:
+        return None
+    if op.name in ("take", "take_backward"):
+        rows = op.operands[0].shape[0] if op.name == "take" else op.attrs["rows"]
+        return ("rows", rows, _looked_at(op.operands[1]))
+    if op.name in ("gather", "scatter"):
+        return ("dim", op.operands[0].shape[op.attrs["dim"]], _looked_at(op.operands[1]))
+    if op.name in ("index", "index_put"):
+        sizes = tuple(op.operands[0].shape[d] for d in op.attrs["dims"])
+        first = 1 if op.name == "index" else 2
+        return ("index", sizes, bool(op.attrs.get("wrap")), *map(_looked_at, op.operands[first:]))
+    if op.name in ("sce", "sce_backward", "sce_merge"):
+        position = {"sce": 1, "sce_backward": 2, "sce_merge": 3}[op.name]
+        classes = op.attrs["classes"] if op.name == "sce_merge" else op.operands[position - 1].shape[1]
+        return ("label", classes, op.attrs["ignore_index"], _looked_at(op.operands[position]))
+    return (op.name, *map(_looked_at, op.operands))
+
+
+def _looked_at(value: Value) -> Value:
+    """The value whose elements these are, whatever their shape."""
+    while value.op is not None and value.op.name in ("reshape", "transpose"):
+        value = value.op.operands[0]
+    return value
 
 
 def message(function: Function) -> str | None:

@@ -43,9 +43,10 @@ def _lower(function_op: ir.OpView, kind: str) -> Kernel | str | None:
     function = records.read(function_op)
     if kind in whole.KINDS:
         return whole.lower(function, kind)
-    if kind == "multi_tensor":
-        return to_linalg_multi_tensor.lower(function)
-    return lower(function, kind)
+    kernel = to_linalg_multi_tensor.lower(function) if kind == "multi_tensor" else lower(function, kind)
+    if "nova.guarded" in function.attrs:
+        kernel.attrs["nova.guarded"] = "unit"
+    return kernel
 
 
 def holds_nova(function_op: ir.OpView) -> bool:

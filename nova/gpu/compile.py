@@ -7,12 +7,15 @@ Pure and self-contained (text in, bytes out), because it runs in worker processe
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nova import mlir
 from nova.errors import CompileError, NovaError
-from nova.gpu import launcher
+from nova.gpu import fit, launcher
 from nova.gpu.launcher import Launch
 from nova.mlir import ir
 
@@ -33,31 +36,50 @@ class GpuKernel:
     cubin: bytes = b""  # empty where there is no ptxas: the driver assembles the PTX
     launches: tuple[Launch, ...] = ()
     resources: tuple[dict[str, Any], ...] = ()  # of each launch, as ptxas reports them
+    smem_limit: int = 0  # bytes a block that the schedule was asked for; 0: all that the target has
+    smem_reason: str = ""  # why it was asked for less (nova/gpu/fit.py)
 
 
 def build(text: str, target: GpuTarget) -> GpuKernel:
-    """Compiles one outlined kernel (level 1) through every level."""
-    return _through(text, target, first=1)
+    """Compiles one outlined kernel (level 1) through every level, by the largest schedule that fits the target."""
+    from nova import config, pipeline
+
+    module, stages, fitting = mlir.parse(text), pipeline.kernel_stages(target), fit.Fitting(target)
+    name = kernel_name(module)
+    with _naming(name):
+        with mlir.context(), ir.Location.unknown(), mlir.no_collection():
+            for stage in (s for s in stages if s.level < fit.FIRST_LEVEL):
+                module = pipeline.run_pass(stage.name, module, target, config.knobs.verify)
+            repeated = [stage for stage in stages if stage.level >= fit.FIRST_LEVEL]
+            *_, (_, level5) = fitting.lower(module, repeated, config.knobs.verify)
+        made = assemble(str(level5), name, target)
+        return dataclasses.replace(made, smem_limit=fitting.options.limit, smem_reason=fitting.options.reason)
 
 
 def compile_kernel(text: str, target: GpuTarget) -> GpuKernel:
-    """Compiles the one kernel in `text` (level 3). Raises CompileError that names it for what has no code yet."""
-    return _through(text, target, first=4)
+    """Compiles the one kernel in `text` (level 3) by the schedule that it carries.
 
-
-def _through(text: str, target: GpuTarget, first: int) -> GpuKernel:
+    Raises CompileError that names it for what has no code yet, or does not fit.
+    """
     from nova import config, pipeline
 
     module = mlir.parse(text)
     name = kernel_name(module)
-    try:
+    with _naming(name):
         with mlir.context(), ir.Location.unknown(), mlir.no_collection():
             for stage in pipeline.kernel_stages(target):
-                if stage.level >= first:
+                if stage.level > fit.FIRST_LEVEL:
                     module = pipeline.run_pass(stage.name, module, target, verify=config.knobs.verify)
         return assemble(str(module), name, target)
+
+
+@contextmanager
+def _naming(kernel: str) -> Iterator[None]:
+    """Says of which kernel an error is."""
+    try:
+        yield
     except NovaError as error:
-        raise type(error)(f"kernel @{name}: {error}") from error
+        raise type(error)(f"kernel @{kernel}: {error}") from error
 
 
 def run(module: ir.Module, options: Any = None) -> str:
@@ -104,8 +126,6 @@ def _integer(attributes: Any, name: str) -> int:
 
 def assemble(level5: str, name: str, target: GpuTarget) -> GpuKernel:
     """From per-thread IR to code for the device and for the host."""
-    import dataclasses
-
     from nova.gpu import ptxas
     from nova.gpu.to_ptx import to_ptx
     from nova.runtime import orc

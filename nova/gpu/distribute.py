@@ -49,7 +49,6 @@ FAMILIES = (
 )
 """Modules whose import registers lowerings."""
 
-SHARED_LIMIT = 227 << 10  # bytes that a block may have on any of the architectures; a target may have less
 SHARED_MEMORY = (
     "llvm.mlir.global external @nova_smem() {addr_space = 3 : i32, alignment = 1024 : i64} : !llvm.array<0 x i8>"
 )
@@ -140,6 +139,7 @@ class Distributor(ThreadCode):
         self.position = 0  # of the top-level op being lowered
         self.loops = 0  # loops around it
         self._siblings: tuple[Sequence[Any], int] = ((), 0)
+        self.guarded = False  # what is written now stands in the region of a guard
         self.expiring: list[tuple[int, Area]] = []
 
     # --- values ---
@@ -256,10 +256,6 @@ class Distributor(ThreadCode):
                 self.line("nvvm.griddepcontrol launch_dependents")
 
         self.lower_all(operations, done)
-        if self.arena.total > SHARED_LIMIT:
-            raise CompileError(
-                f"distribute: {self.name} needs {self.arena.total} bytes of shared memory, at most {SHARED_LIMIT} exist"
-            )
         arguments = ", ".join(f"{a.name}: {a.element}" for a in self.arguments)
         attributes = f"gpu.kernel, nvvm.kernel, nvvm.reqntid = array<i32: {self.threads}>"
         if self.min_blocks:

@@ -1,7 +1,14 @@
-"""Checks: the first bad value found goes to the kernel's error record, int64[2] of (flag, value)."""
+"""Checks: a bad value goes to the kernel's error record, int64[4] of (flag, value, address of the step's flag, 0).
+
+    check    a thread with a bad element stores the value and the flag, and sets the step's flag
+    guard    load the step's flag;  scf.if %is_clear { ...all that follows... }          one uniform branch a block
+
+So kernels that write lifted state do nothing once a kernel before them has found an error.
+"""
 
 from __future__ import annotations
 
+from nova.errors import CompileError
 from nova.gpu.distribute import Distributor, Op, is_tile, lowers
 from nova.gpu.registers import count_of
 from nova.tile.text import Value
@@ -29,7 +36,28 @@ def check(it: Distributor, op: Op) -> None:
 
 
 def _write(it: Distributor, bad: Value, value: Value, record: Value) -> None:
-    """The value, then the flag."""
-    for number, place in ((value, 8), (it.constant(1, "i64"), 0)):
-        (words,) = it.words(it.from_elements([number]), 1)
-        it.store_where(bad, words, record, place, "i64", 1)
+    """The value, then the flags."""
+    one = it.constant(1, "i64")
+    for number, place in ((value, 8), (one, 0)):
+        _store_where(it, bad, number, record, place)
+    (address,) = it.load_where(bad, record, 16, "i64", 1, 0)  # null where nothing is bad, or no step is behind it
+    known = it.compare("ne", address, 0)
+    pointer = it.result(f"llvm.inttoptr {address.name} : i64 to {record.element}", record.element)
+    _store_where(it, known, one, pointer, 0)
+
+
+def _store_where(it: Distributor, where: Value, number: Value, pointer: Value, place: int) -> None:
+    (words,) = it.words(it.from_elements([number]), 1)
+    it.store_where(where, words, pointer, place, "i64", 1)
+
+
+@lowers("nova_tile.guard")
+def guard(it: Distributor, op: Op) -> None:
+    """Opens a region that `func.return` closes."""
+    if it.guarded:
+        raise CompileError(f"distribute: {it.name} has two guards")
+    flag = it.load(it.scalar_of(op.operands[0]), "i64")
+    is_clear = it.compare("eq", flag, 0)
+    it.line(f"scf.if {is_clear.name} {{")
+    it.guarded = True
+    it.depth += 1

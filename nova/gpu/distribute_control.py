@@ -17,6 +17,9 @@ def program_id(it: Distributor, op: Op) -> None:
 
 @lowers("func.return")
 def return_(it: Distributor, op: Op) -> None:
+    if it.guarded:
+        it.depth -= 1
+        it.line("}")
     it.line("llvm.return")
 
 

@@ -13,9 +13,19 @@ import weakref
 
 import torch
 
+from nova.errors import DeviceError
 from nova.runtime.packing import ALIGNMENT
 
 _CPU = torch.device("cpu")  # said explicitly: `torch.set_default_device` may say otherwise
+
+
+class OutOfMemoryError(DeviceError, torch.OutOfMemoryError):
+    """There is no room for what a compiled step needs. PyTorch's error too, so that handlers of that one see it."""
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an allocator of PyTorch's raised this; the CPU's has no class of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 class Arena:

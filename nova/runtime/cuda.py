@@ -12,10 +12,11 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from nova.errors import NovaError, UnsupportedError
+from nova.errors import DeviceError, UnsupportedError
 
 # Names by which the library exports the current version of each function.
 FUNCTIONS = {
@@ -72,8 +73,13 @@ _JIT_INFO, _JIT_INFO_SIZE, _JIT_ERROR, _JIT_ERROR_SIZE = 3, 4, 5, 6  # CU_JIT_* 
 _LOG_BYTES = 16384
 _STATIC_SHARED = 48 << 10  # a kernel may have this much without asking
 _OUT_OF_MEMORY = 2
+_TOO_NEW = {222}  # PTX of a version that the driver does not read
 # Errors after which the context is of no use, whoever caused them.
 _STICKY = {700, 702, 710, 714, 715, 716, 717, 718, 719, 720}
+_LOST = (
+    "The CUDA context is lost, and with it everything on the GPU: start this process again. Errors of kernels are seen "
+    "late, by whatever is called next"
+)
 
 # CUDA version of a driver -> the newest PTX it reads.
 PTX_OF_CUDA = {
@@ -83,7 +89,7 @@ PTX_OF_CUDA = {
 }  # fmt: skip
 
 
-class CudaError(NovaError):
+class CudaError(DeviceError):
     """A call of the CUDA driver failed. `code` is its CUresult."""
 
     def __init__(self, message: str, code: int = 0):
@@ -96,6 +102,8 @@ class Driver:
 
     def __init__(self, library: Any):
         self._functions: dict[str, Any] = {}
+        # Whether all compiled steps are known to have ended well; the runtime says so where it can.
+        self.steps_are_done: Callable[[], bool] = lambda: False
         for name, symbol in FUNCTIONS.items():
             self._functions[name] = getattr(library, symbol)
 
@@ -119,11 +127,13 @@ class Driver:
         described = f"{(name.value or b'an unknown error').decode()} ({code}): {(text.value or b'').decode()}"
         message = f"{what} failed with {described}"
         if code in _STICKY:
-            message += (
-                ". The CUDA context cannot be used any more; the error may come from any kernel launched before, also "
-                "outside Nova: run again with CUDA_LAUNCH_BLOCKING=1 to see which"
-            )
+            message += f". {_LOST}. {self._suspects()}: run again with CUDA_LAUNCH_BLOCKING=1 to see which"
         return CudaError(message, code)
+
+    def _suspects(self) -> str:
+        if self.steps_are_done():
+            return "All compiled steps that were launched have ended well, so this comes from a kernel outside Nova"
+        return "It may come from any kernel launched before, of a compiled step or outside Nova"
 
     @property
     def version(self) -> tuple[int, int]:
@@ -145,11 +155,11 @@ def driver() -> Driver:
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise NovaError(f"no CUDA driver: {error}. Install NVIDIA's driver, or run the step on CPU tensors") from None
+        raise DeviceError(f"no CUDA driver: {error}. Install NVIDIA's driver, or run the step on CPU tensors") from None
     try:
         found = Driver(library)
     except AttributeError as error:
-        raise NovaError(f"the CUDA driver is too old for Nova ({error}); it needs one of CUDA 12 or newer") from None
+        raise DeviceError(f"the CUDA driver is too old for Nova ({error}); it needs one of CUDA 12 or newer") from None
     found.call("cuInit", 0)
     return found
 
@@ -182,7 +192,7 @@ class Module:
             if shared > _STATIC_SHARED:
                 limit = owner.attribute("smem_block")
                 if shared > limit:
-                    raise NovaError(
+                    raise DeviceError(
                         f"kernel {symbol} needs {shared:,} B of shared memory a block; {owner.name} has {limit:,} B"
                     )
                 owner.driver.call("cuFuncSetAttribute", found, MAX_DYNAMIC_SHARED, shared)
@@ -251,7 +261,12 @@ class Device:
                 if not ptx or error.code in _STICKY or is_out_of_memory(error):
                     raise  # else a cubin that this driver is too old for
         check_ptx(ptx, self.driver, what)
-        return Module(self, ptx.encode(), what)
+        try:
+            return Module(self, ptx.encode(), what)
+        except CudaError as error:
+            if error.code in _TOO_NEW:  # the driver knows better than the table of versions
+                raise _too_old(ptx, self.driver, what) from error
+            raise
 
     def current_stream(self) -> int:
         """PyTorch's current stream, as a CUstream."""
@@ -275,16 +290,21 @@ class Device:
 
 def check_ptx(ptx: str, found: Driver, what: str) -> None:
     """Raises where the driver is too old for the PTX version of a kernel."""
+    if _version_of(ptx) > found.ptx_version:
+        raise _too_old(ptx, found, what)
+
+
+def _version_of(ptx: str) -> tuple[int, int]:
     match = re.search(r"^\.version\s+(\d+)\.(\d+)", ptx, re.MULTILINE)
-    if match is None:
-        return
-    wanted = int(match[1]), int(match[2])
-    if wanted > found.ptx_version:
-        have, cuda = (".".join(map(str, v)) for v in (found.ptx_version, found.version))
-        raise UnsupportedError(
-            f"kernel {what} is PTX {match[1]}.{match[2]} and this driver (CUDA {cuda}) reads PTX up to {have}: update "
-            "the driver, or install ptxas (pip install nvidia-cuda-nvcc), with which kernels become machine code here"
-        )
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _too_old(ptx: str, found: Driver, what: str) -> UnsupportedError:
+    wanted, have, cuda = (".".join(map(str, v)) for v in (_version_of(ptx), found.ptx_version, found.version))
+    return UnsupportedError(
+        f"kernel {what} is PTX {wanted} and this driver (CUDA {cuda}) reads PTX up to {have}: update the driver, or "
+        "install ptxas (pip install nvidia-cuda-nvcc), with which kernels become machine code here"
+    )
 
 
 _devices: dict[int, Device] = {}

@@ -10,6 +10,7 @@ The arena belongs to the stream of the last step; a step on another stream waits
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 import weakref
 from collections.abc import Sequence
@@ -21,13 +22,15 @@ from nova.errors import NovaError
 from nova.gpu import launcher
 from nova.progress import notice
 from nova.runtime import cuda, device_program, orc
-from nova.runtime.arena import Arena
+from nova.runtime.arena import Arena, OutOfMemoryError
+from nova.runtime.error_records import ErrorRecords, put_back
 from nova.runtime.executable import _SEED_MASK, Executable, flagged
 from nova.runtime.fallback import StepMemory
 from nova.runtime.kernels import LoadedKernel, identity
 from nova.runtime.step_plan import ERROR_BYTES, KernelCall
 
 _CPU = torch.device("cpu")
+_ERRORS_HOST = device_program.WORDS.index("errors_host")
 ALIGNMENT = 16  # bytes: kernels move this much at once, as allocators of GPU memory let them
 alive: weakref.WeakSet[DeviceExecutable] = weakref.WeakSet()  # for `synchronize`
 
@@ -59,18 +62,6 @@ class _Event:
         self._device.driver.result("cuEventDestroy", self.handle)
 
 
-class _Pinned:
-    """Page-locked words on the host."""
-
-    def __init__(self, device: cuda.Device, words: int):
-        self._device, self.address = device, device.pinned(8 * words)
-        self.words = (ctypes.c_int64 * words).from_address(self.address)
-        ctypes.memset(self.address, 0, 8 * words)
-
-    def __del__(self) -> None:
-        self._device.driver.result("cuMemFreeHost", self.address)
-
-
 def device_named(name: str) -> cuda.Device:
     """The device of a plan, such as "cuda:0"."""
     return cuda.device(torch.device(name).index or 0)
@@ -84,6 +75,8 @@ class DeviceExecutable(Executable):
     ):
         self._torch_device = self._where(plan)
         self._device = self._driver_device(plan)
+        self._stream: int | None = None  # of the last step
+        self._device.driver.steps_are_done = functools.partial(_steps_are_done, self._device)
         super().__init__(plan, kernels, step_object, constants, native_binding)
         alive.add(self)
 
@@ -101,10 +94,10 @@ class DeviceExecutable(Executable):
         where, plan = self._torch_device, self.plan
         data = torch.frombuffer(bytearray(constants or b"\0"), dtype=torch.uint8)
         self._constants = data.to(where)
-        self._records = torch.zeros(plan.error_slots * ERROR_BYTES // 8, dtype=torch.int64, device=where)
-        self._flags = _Pinned(self._device, plan.error_slots * ERROR_BYTES // 8)
-        self._no_flags = bytes(plan.error_slots * ERROR_BYTES)
+        self._found = ErrorRecords(plan.error_slots, self._device, where)
         self._raises = plan.error_slots > 1
+        self._launching: Sequence[torch.Tensor] = ()  # inputs of the call that is being launched
+        self._counted = [cell.input for cell in plan.cells if cell.update == "count"]
         self._copied = [k for k, i in enumerate(plan.inputs) if i.host and all(c.input != k for c in plan.cells)]
         self._written = [k for k in self._copied if plan.inputs[k].written]
         self._to_host = [k for k, o in enumerate(plan.outputs) if o.host]
@@ -121,7 +114,6 @@ class DeviceExecutable(Executable):
         self._context = (ctypes.c_uint64 * words).from_address(self._library[device_program.CONTEXT])
         self._popped = ctypes.c_uint64()
         self._event = _Event(device)  # after the last step
-        self._stream: int | None = None  # of the last step
         self._shadow = (ctypes.c_uint8 * device_program.shadow_bytes(self.plan))()
         self._block = torch.zeros(max(self.plan.block_bytes, 1), dtype=torch.uint8, device=self._torch_device)
         values: dict[str, int | None] = {
@@ -130,14 +122,14 @@ class DeviceExecutable(Executable):
         values |= {
             "context": device.handle.value, "stream": ctypes.addressof(device.stream),
             "status": ctypes.addressof(device.status), "staging": ctypes.addressof(self._scalar_block),
-            "errors": self._records.data_ptr(), "errors_host": self._flags.address, "event": self._event.handle,
+            "errors": self._found.tensor.data_ptr(), "event": self._event.handle,
             "shadow": ctypes.addressof(self._shadow), "block": self._block.data_ptr(),
             "popped": ctypes.addressof(self._popped),
         }  # fmt: skip
         for name, value in values.items():
             self._set(name, value)
         self.pointer_table.require_alignment(ALIGNMENT, self._aligned)
-        self.pointer_table.set_base(self.plan.errors, self._records.data_ptr())
+        self.pointer_table.set_base(self.plan.errors, self._found.tensor.data_ptr())
         self.pointer_table.set_base(self.plan.scalar_block, self._block.data_ptr())
         if self._torch_device.type == "cuda":
             torch.cuda.synchronize(self._torch_device)  # constants and records are there, whatever stream comes next
@@ -200,12 +192,7 @@ class DeviceExecutable(Executable):
                         self._change_stream(arena, stream)
                     arena.event = self._event
                     device.stream.value, device.status.value = stream, 0
-                    if self._needs_python:
-                        self._run_with_python(self._aligned(inputs), outputs)
-                    else:
-                        stopped = self.pointer_table.run(inputs, outputs)
-                        if stopped:
-                            self._raise(stopped)
+                    self._launch(given, inputs, outputs)
             finally:
                 arena.busy.release()
                 if self._moved:
@@ -215,6 +202,27 @@ class DeviceExecutable(Executable):
             for k in self._to_host:
                 outputs[k] = outputs[k].to(_CPU)
             return outputs
+
+    def _launch(
+        self, given: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> None:
+        """Runs the step program. `given`: the inputs as the caller has them, some on the CPU."""
+        self._launching = given
+        if self._raises:
+            self._context[_ERRORS_HOST] = self._found.next([given[k] for k in self._counted])
+        try:
+            if self._needs_python:
+                self._run_with_python(self._aligned(inputs), outputs)
+            else:
+                stopped = self.pointer_table.run(inputs, outputs)
+                if stopped:
+                    self._raise(stopped)
+        except BaseException:
+            if self._raises:
+                self._found.cancel()
+            raise
+        finally:
+            self._launching = ()
 
     def _move_back(self) -> None:
         """State that was copied to be aligned gets its new contents."""
@@ -226,7 +234,13 @@ class DeviceExecutable(Executable):
     def allocate_outputs(self) -> list[torch.Tensor]:
         """Fresh, uninitialised outputs."""
         new, device = torch.empty_strided, self._torch_device
-        return [new(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._allocations]
+        try:
+            return [new(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._allocations]
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"there is no room on {device} for the {len(self._allocations)} tensors that the compiled step "
+                f"{self.plan.name} returns or leaves as gradients; nothing has been run\n{error}"
+            ) from error
 
     def _change_stream(self, arena: Arena, stream: int) -> None:
         """The last step in this arena, or of this executable, ran on another stream: this one waits for it."""
@@ -236,7 +250,7 @@ class DeviceExecutable(Executable):
             with self._device.context():
                 self._device.driver.call("cuStreamWaitEvent", stream, event.handle, 0)  # type: ignore[attr-defined]
         if before and self._torch_device.type == "cuda":
-            for tensor in (arena.tensor, self._block, self._records, self._constants):
+            for tensor in (arena.tensor, self._block, self._found.tensor, self._constants):
                 tensor.record_stream(torch.cuda.current_stream(self._torch_device))
         arena.stream = self._stream = stream
 
@@ -249,7 +263,11 @@ class DeviceExecutable(Executable):
 
     def _raise(self, stopped: int) -> None:
         status, self._device.status.value = self._device.status.value, 0
-        if stopped == device_program.DRIVER_CALL:
+        if stopped != device_program.NOT_STARTED:
+            put_back([self._launching[k] for k in self._counted])
+        if self._raises and stopped in (device_program.NOT_STARTED, device_program.NOT_SENT):
+            self._found.cancel()  # nothing of this step runs: it is not among those that may have caused the error
+        if stopped >= device_program.DRIVER_CALL:
             raise self._device.driver.error(status, f"the compiled step {self.plan.name}")
         item = self.plan.items[stopped - 1]
         if isinstance(item, KernelCall):
@@ -260,15 +278,17 @@ class DeviceExecutable(Executable):
         self._raise_from_callback(item, stopped)
 
     def raise_found(self) -> None:
-        """Raises what a kernel of an earlier call found, if its record has arrived, and clears it."""
-        flags = self._flags
-        if ctypes.string_at(flags.address, len(self._no_flags)) == self._no_flags:
+        """Raises what a kernel of an earlier call found, if its record has arrived, and clears it. That call and those
+        after it have left lifted state as it was; so have the step counts on the host, once this raises."""
+        records = self._found
+        if records.full:
+            self._wait()
+        if not records.bad():
             return
-        found = {slot: flags.words[2 * slot + 1] for slot in range(1, self.plan.error_slots) if flags.words[2 * slot]}
-        self._records.zero_()
+        self._wait()
+        found = records.take()
         if self._torch_device.type == "cuda":
             torch.cuda.current_stream(self._torch_device).synchronize()
-        ctypes.memset(flags.address, 0, len(self._no_flags))
         for item in self.plan.items:
             if isinstance(item, KernelCall) and item.raises:
                 slot = item.slots[-1].offset // ERROR_BYTES  # type: ignore[union-attr]
@@ -276,21 +296,32 @@ class DeviceExecutable(Executable):
                     error = flagged(item, found[slot])
                     error.add_note("found by an earlier call of the compiled step: a GPU's steps are not waited for")
                     raise error
+        raise NovaError(f"the compiled step {self.plan.name} found a bad value, and no kernel says which")
 
     def synchronize(self) -> None:
         """Waits for the last step and raises what it found."""
-        if self._stream is not None:
-            with self._device.context():
-                self._device.driver.call("cuEventSynchronize", self._event.handle)
+        self._wait()
         if self._raises:
             with self._lock:
                 self.raise_found()
+
+    def _wait(self) -> None:
+        """Until the last step is done."""
+        if self._stream is not None:
+            with self._device.context():
+                self._device.driver.call("cuEventSynchronize", self._event.handle)
 
 
 def synchronize() -> None:
     """Waits for every compiled step and raises what one of them found."""
     for executable in list(alive):
         executable.synchronize()
+
+
+def _steps_are_done(device: cuda.Device) -> bool:
+    """Whether every compiled step that was launched on a device is known to have ended, and its kernels to be fine."""
+    launched = [e for e in alive if e._device is device and e._stream is not None]
+    return all(executable._raises and executable._found.all_known() for executable in launched)
 
 
 __all__ = ["DeviceExecutable", "NovaError", "alive", "load_kernel", "synchronize"]

@@ -30,7 +30,9 @@ WORDS = (
     "context", "stream", "status",  # a CUcontext; addresses of the cells
     "event", "staging", "block", "shadow", "errors", "errors_host", "popped",
 )  # fmt: skip
-DRIVER_CALL = 1 << 40  # what @step returns where a copy, an event or the context failed; the status says how
+DRIVER_CALL = 1 << 40  # what @step returns where a copy or an event failed; the status says how
+NOT_STARTED = DRIVER_CALL + 1  # the same where the context failed, before anything was done
+NOT_SENT = DRIVER_CALL + 2  # and where the scalars could not be copied: counts have moved on, nothing was launched
 
 
 def emit(plan: StepPlan) -> str:
@@ -54,14 +56,16 @@ def emit(plan: StepPlan) -> str:
     if plan.staged_bytes:
         # Kernels write new values into their copies of numbers, so those are never known to be what they were.
         lines += ["  store i64 0, ptr %w_shadow"] if any(cell.update for cell in plan.cells) else []
-        lines += writer.upload("staged", "%w_shadow", "%w_staging", "%w_block", plan.staged_bytes)
+        lines += writer.upload("staged", "%w_shadow", "%w_staging", "%w_block", plan.staged_bytes, "unsent")
     lines += _items(plan, table, writer)
     lines += _after(plan, table, writer)  # (its event makes sure that something can fail)
+    unsent = writer.failures["unsent"]
     return "\n".join([
         *lines, "  br label %end", "end:", f"  %result = phi i64 {writer.results('0')}",
         "  %popped = call i32 %w_cuCtxPopCurrent(ptr %w_popped)", "  ret i64 %result",
         "failed:", f"  %code = phi i32 {writer.failures['failed']}", *_keep("code"), "  br label %end",
-        "unpushed:", f"  %first = phi i32 {writer.failures['unpushed']}", *_keep("first"), f"  ret i64 {DRIVER_CALL}",
+        *(["unsent:", f"  %sent = phi i32 {unsent}", *_keep("sent"), "  br label %end"] if unsent else []),
+        "unpushed:", f"  %first = phi i32 {writer.failures['unpushed']}", *_keep("first"), f"  ret i64 {NOT_STARTED}",
         "}", "",
     ])  # fmt: skip
 
@@ -112,7 +116,7 @@ class _Writer:
     def __init__(self) -> None:
         self.count = 0
         self.block = "entry"
-        self.failures: dict[str, str] = {"failed": "", "unpushed": ""}
+        self.failures: dict[str, str] = {"failed": "", "unpushed": "", "unsent": ""}
         self._stops: list[tuple[str, str]] = []
 
     def next(self) -> int:
@@ -132,11 +136,12 @@ class _Writer:
             f"b{n}:",
         ]
 
-    def upload(self, name: str, shadow: str, source: str, target: str, nbytes: int) -> list[str]:
+    def upload(self, name: str, shadow: str, source: str, target: str, nbytes: int, exit: str = "failed") -> list[str]:
         """A copy to the device, left out where it would change nothing."""
         return self.checked(
             f"call i32 @nova_upload(ptr {shadow}, ptr {source}, ptr {target}, i64 {nbytes}, ptr %w_cuMemcpyHtoDAsync, "
-            f"ptr %stream) ; {name}"
+            f"ptr %stream) ; {name}",
+            exit,
         )
 
     def stop_unless_zero(self, value: str, result: str) -> list[str]:
@@ -152,6 +157,7 @@ class _Writer:
 
     def results(self, last: str) -> str:
         found = [*self._stops, (last, self.block), (str(DRIVER_CALL), "failed")]
+        found += [(str(NOT_SENT), "unsent")] if self.failures["unsent"] else []
         return ", ".join(f"[{value}, %{block}]" for value, block in found)
 
 

@@ -17,15 +17,24 @@ from typing import Any
 
 import torch
 
-from nova.errors import NovaError
+from nova.errors import DeviceError, NovaError, UnsupportedError
 from nova.runtime import memory, orc, step_program
-from nova.runtime.arena import Arena, acquire
+from nova.runtime.arena import Arena, OutOfMemoryError, acquire, is_out_of_memory
 from nova.runtime.binding import Expected, PointerTable
 from nova.runtime.cache import Cache, CacheWarning, shared
 from nova.runtime.dtypes import contiguous_strides, torch_dtype
 from nova.runtime.fallback import Fallback, StepMemory
 from nova.runtime.kernels import Kernel, decode, encode, identity
-from nova.runtime.step_plan import ERROR_BYTES, AtenCall, KernelCall, StepGraph, StepPlan, TensorRef, plan_step
+from nova.runtime.step_plan import (
+    ERROR_BYTES,
+    GUARDED_COPY,
+    AtenCall,
+    KernelCall,
+    StepGraph,
+    StepPlan,
+    TensorRef,
+    plan_step,
+)
 
 _EXCEPTIONS = {"IndexError": IndexError, "RuntimeError": RuntimeError, "ValueError": ValueError}
 _CPU = torch.device("cpu")  # said explicitly: `torch.set_default_device` may say otherwise
@@ -142,14 +151,24 @@ class Executable:
         return arena
 
     def _acquire(self, nbytes: int, device: torch.device) -> Arena:
-        """An arena, or PyTorch's out-of-memory error with what the plan needs."""
+        """An arena, or an error that says what the plan needs it for."""
         try:
             return acquire(nbytes, device)
         except RuntimeError as error:
-            largest = sorted(self.plan.report.get("slots", ()), key=lambda slot: -slot[4])[:5]
-            buffers = ", ".join(f"{slot[0]} {slot[4]:,} B" for slot in largest)
-            error.add_note(f"the compiled step {self.plan.name} needs {self.plan.arena_bytes:,} B; largest: {buffers}")
-            raise
+            if not is_out_of_memory(error):
+                raise
+            largest = "".join(f"\n  {text}" for text in self.plan.report.get("largest", ()))
+            raise OutOfMemoryError(
+                f"the compiled step {self.plan.name} needs {nbytes:,} B on {device} for what lives between its "
+                f"kernels, beside {self.plan.report.get('state_bytes', 0):,} B of inputs and state, and there is no "
+                f"room; nothing has been run. Its largest buffers:{largest}\n{error}"
+            ) from error
+
+    def reserve(self) -> None:
+        """Makes sure that there is memory for a step. Raises OutOfMemoryError before anything has changed."""
+        if self._arena is None or self._arena.superseded:
+            with self._lock:
+                self._other_arena().busy.release()
 
     def _wrong_arity(self, inputs: Sequence[torch.Tensor], scalars: Sequence[float]) -> TypeError:
         tensors, numbers = self._arity
@@ -293,8 +312,11 @@ class PlannedStep:
     constants: bytes
 
 
-def plan_and_compile(graph: StepGraph, kernels: Mapping[str, Kernel], reorder: bool = False) -> PlannedStep:
-    """Plans a step and compiles its program. `kernels`: callee symbol -> object; symbols may share one."""
+def plan_and_compile(
+    graph: StepGraph, kernels: Mapping[str, Kernel], reorder: bool = False, target: Any = None
+) -> PlannedStep:
+    """Plans a step and compiles its program. `kernels`: callee symbol -> object; symbols may share one. `target`: what
+    the kernels are for, where that is not the device of the graph."""
     distinct: dict[bytes, int] = {}
     objects: list[Kernel] = []
     numbers: dict[str, tuple[int, int]] = {}
@@ -306,12 +328,24 @@ def plan_and_compile(graph: StepGraph, kernels: Mapping[str, Kernel], reorder: b
             objects.append(kernel)
         numbers[symbol] = (distinct[key], kernel.workspace)
     plan, constants, laid_out = plan_step(graph, numbers, [kernel.name for kernel in objects], reorder)
+    if plan.kernels[len(objects) :] == [GUARDED_COPY]:
+        objects.append(_guarded_copy(target or graph.device))
     return PlannedStep(plan, objects, laid_out, step_program.compile_step(plan), constants)
 
 
-def link(graph: StepGraph, kernels: Mapping[str, Kernel], reorder: bool = False) -> Executable:
+def _guarded_copy(target: Any) -> Kernel:
+    """The kernel that copies new state into its place where no error was found."""
+    from nova.runtime import pool
+    from nova.schedule import target as targets
+    from nova.tile import guarded_copy
+
+    chosen = targets.by_name(target) if isinstance(target, str) else target
+    return next(iter(pool.compile_kernels([guarded_copy.TEXT], chosen)))
+
+
+def link(graph: StepGraph, kernels: Mapping[str, Kernel], reorder: bool = False, target: Any = None) -> Executable:
     """Plans, compiles and links a step."""
-    made = plan_and_compile(graph, kernels, reorder)
+    made = plan_and_compile(graph, kernels, reorder, target)
     executable = class_for(made.plan)(made.plan, made.kernels, made.step_object, made.constants)
     executable.memory_plan = made.memory_plan
     return executable
@@ -337,6 +371,8 @@ def load(digest: str, cache: Cache | None = None) -> Executable | None:
         return None
     try:
         return Executable.from_entry(entry.meta, entry.blobs)
+    except (DeviceError, UnsupportedError):
+        raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:  # written by something else under our key
         warnings.warn(f"Nova cache: ignoring step {digest}: {error}; compiling again", CacheWarning, stacklevel=2)
         return None

@@ -52,6 +52,8 @@ class LoadedKernel:
     cubin: bytes = b""
     launches: tuple[Any, ...] = ()  # nova.gpu.launcher.Launch
     resources: tuple[dict[str, Any], ...] = ()
+    smem_limit: int = 0
+    smem_reason: str = ""
 
 
 def encode(kernel: Any, text: bool = True) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -64,6 +66,7 @@ def encode(kernel: Any, text: bool = True) -> tuple[dict[str, Any], dict[str, by
     if launches:
         meta["launches"] = [dataclasses.asdict(launch) for launch in launches]
         meta["resources"] = list(kernel.resources)
+        meta["smem"] = [kernel.smem_limit, kernel.smem_reason]
         blobs["cubin"] = kernel.cubin
         if text or not kernel.cubin:
             blobs["ptx"] = kernel.ptx.encode()
@@ -83,4 +86,5 @@ def decode(meta: Mapping[str, Any], blobs: Mapping[str, bytes]) -> LoadedKernel:
     return LoadedKernel(
         meta["name"], meta["entry"], blobs["object"], meta["workspace"], blobs.get("llvm", b"").decode(),
         blobs.get("ptx", b"").decode(), blobs.get("cubin", b""), launches, tuple(meta.get("resources", ())),
+        *meta.get("smem", ()),
     )  # fmt: skip

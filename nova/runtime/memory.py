@@ -41,6 +41,7 @@ class Call:
     inplace: tuple[tuple[int, int], ...] = ()
     workspace: int = 0
     name: str = ""
+    writes_state: bool = True  # its results may be written straight into the inputs that they replace
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,8 @@ class _Planner:
         if self.overwritten[target] != root:  # two outputs name this input: the last one counts
             return False
         made = self.defined[root]
+        if not self.calls[made].writes_state:
+            return False
         if any(time > made for time in self.reads.get(target, ())):
             return False
         return made not in self.reads.get(target, ()) or self._inplace_legal(self.calls[made], target, root)
@@ -248,6 +251,8 @@ class _Planner:
             return f"which is another {self.values[root].kind}"
         if root in self.plan.donated.values():
             return "which is also another state"
+        if not self.calls[self.defined[root]].writes_state:
+            return "written once no error was found"
         return "made while the old one is still read"
 
     def _save(self, root: int) -> Place:

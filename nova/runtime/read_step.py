@@ -11,6 +11,7 @@ func.func @step(%w: tensor<..> {nova.role = "param", nova.donates = 0}, ..) -> (
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -96,7 +97,9 @@ def _text(attributes: Any, name: str) -> str:
 def _kernel_fields(function: Any) -> dict[str, Any]:
     """What the declaration of a kernel says: in-place pairs, tensor count, error message."""
     attributes = function.attributes
-    fields: dict[str, Any] = {"inplace": [], "raises": _text(attributes, "nova.raises")}
+    fields: dict[str, Any] = {
+        "inplace": [], "raises": _text(attributes, "nova.raises"), "guarded": "nova.guarded" in attributes
+    }  # fmt: skip
     if "nova.inplace" in attributes:
         fields["inplace"] = [tuple(int(getattr(i, "value", i)) for i in pair) for pair in attributes["nova.inplace"]]
     if "nova.count" in attributes:
@@ -173,7 +176,10 @@ class _Reader:
         fields = self.kernel_fields[symbol]
         results = [self.define(result, name=symbol) for result in operation.results]
         source = source_of(operation.location) if fields["raises"] else ""
-        self.graph.calls.append(GraphCall("kernel", symbol, operands, results, source=source, **fields))
+        call = GraphCall("kernel", symbol, operands, results, source=source, **fields)
+        call.repeats = "nova.repeats" in operation.attributes
+        call.where = functools.partial(source_of, operation.location)
+        self.graph.calls.append(call)
 
     def _aten_call(self, operation: Any, operands: list[int]) -> None:
         attributes = operation.attributes

@@ -12,6 +12,7 @@ marked `host`: single numbers travel in the block of scalars, in cells; larger t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,8 +20,10 @@ from nova.runtime import memory
 from nova.runtime.dtypes import contiguous_strides, itemsize, numel
 from nova.runtime.packing import align
 
-VERSION = 2
-ERROR_BYTES = 16  # int64[2] a call site: flag, bad value
+VERSION = 3
+LARGEST = 5  # buffers that an error names
+GUARDED_COPY = "guarded_copy"  # the kernel that `plan_step` adds to the plan's where it needs one
+ERROR_BYTES = 32  # int64[4] a call site: flag, bad value; on a GPU: the address of slot 0's flag, 0
 
 
 # ---- level 2 without MLIR: what `read_step` finds in @step
@@ -54,8 +57,11 @@ class GraphCall:
     inplace: list[tuple[int, int]] = field(default_factory=list)
     count: int | None = None  # multi_tensor kernels: number of tensors
     raises: str = ""  # "IndexError: message with {value}"; "" = the kernel never flags an error
+    repeats: bool = False  # what it may flag, an earlier call has flagged
+    guarded: bool = False  # on a GPU: does nothing once the step's flag is set
     template: Any = None  # aten: arguments
-    source: str = ""  # the user's line
+    source: str = ""  # the user's line, where it is wanted with every call
+    where: Callable[[], str] | None = None  # finds it: reading a location takes time
 
 
 @dataclass
@@ -180,7 +186,7 @@ class StepPlan:
     items: list[Item] = field(default_factory=list)
     arena_bytes: int = 0
     constant_bytes: int = 0
-    error_slots: int = 1  # slot 0 is shared by kernels that never flag
+    error_slots: int = 1  # slot 0 is shared by kernels that never flag; on a GPU its flag is the whole step's
     report: dict[str, Any] = field(default_factory=dict)  # memory plan figures, for `explain`
     device: str = "cpu"
     cells: list[HostCell] = field(default_factory=list)
@@ -303,6 +309,9 @@ class _StepPlanner:
         self.graph, self.kernels = graph, kernels
         self.plan = StepPlan(graph.name, kernels=list(names), device=graph.device)
         self.constants = bytearray()
+        finding = [t for t, call in enumerate(graph.calls) if call.raises and not call.repeats]
+        self.guarded = graph.device != "cpu" and bool(finding)  # state is written only where no error was found
+        self.checked = max(finding, default=0)  # the last call that may find one
         self.live: dict[int, int] = {}  # value -> live tensor number
         self.bound: dict[int, Ref] = {}  # values outside the planner's arena: inputs, scalars, constants
         self.error_slot = 1
@@ -340,8 +349,20 @@ class _StepPlanner:
             "donated": len(laid_out.donated),
             "copies": [f"{copy.reason} ({copy.nbytes:,} B)" for copy in laid_out.copies_before + laid_out.copies_after],
             "slots": [list(slot) for slot in laid_out.slots],
+            "largest": [self._described(slot) for slot in sorted(laid_out.slots, key=lambda slot: -slot[4])[:LARGEST]],
         }
         return plan, bytes(self.constants), laid_out
+
+    def _described(self, slot: tuple[str, int, int, int, int]) -> str:
+        """A buffer of the arena for a reader: "1,204,224 B  f32[8, 1024, 147] of matmul_0 (train.py, line 7: ...)"."""
+        name, start, _, _, nbytes = slot
+        if not 0 <= start < len(self.graph.calls):
+            return f"{nbytes:,} B  {name}"
+        call = self.graph.calls[start]
+        values = [v for r in call.results if (v := self.graph.values[r]).shape is not None and v.nbytes == nbytes]
+        what = f"{values[0].dtype}{list(values[0].shape or ())} of {name}" if values else name
+        source = call.source or (call.where() if call.where is not None else "")
+        return f"{nbytes:,} B  {what}" + (f" ({source})" if source else "")
 
     def _scalars(self) -> None:
         """Traced numbers share one block: scalars in order, then the seed."""
@@ -384,7 +405,8 @@ class _StepPlanner:
         graph = self.graph
         outputs = [memory.Output(output.value, output.state_of) for output in graph.outputs]
         order = memory.reorder(self._values(), self._calls(), outputs)
-        return dataclasses.replace(graph, calls=[graph.calls[time] for time in order])
+        calls = [dataclasses.replace(graph.calls[time], repeats=False) for time in order]  # the first may come last now
+        return dataclasses.replace(graph, calls=calls)
 
     def _values(self) -> list[memory.Value]:
         """For the pure planner. Live values take no part: to it they are empty constants."""
@@ -401,12 +423,20 @@ class _StepPlanner:
 
     def _calls(self) -> list[memory.Call]:
         calls = []
-        for call in self.graph.calls:
+        for time, call in enumerate(self.graph.calls):
             operands = tuple(v for v in call.operands if v not in self.live)
             results = tuple(v for v in call.results if v not in self.live)
             workspace = self.kernels[call.target][1] if call.kind == "kernel" else 0
-            calls.append(memory.Call(operands, results, tuple(call.inplace), workspace, call.target))
+            made = memory.Call(
+                operands, results, tuple(call.inplace), workspace, call.target, self._writes_state(time, call)
+            )
+            calls.append(made)
         return calls
+
+    def _writes_state(self, time: int, call: GraphCall) -> bool:
+        """Whether a call may write lifted state in place: if it does nothing once the step has found an error, and
+        comes after everything that may find one."""
+        return not self.guarded or (call.guarded and time > self.checked)
 
     def _memory(self, fresh: list[GraphOutput]) -> memory.MemoryPlan:
         state = [output for output in self.graph.outputs if output.state_of is not None]
@@ -431,8 +461,12 @@ class _StepPlanner:
         kept = {output.value for output in self.graph.outputs}
 
         def copies(pending: list[memory.Copy]) -> None:
+            guarded = [copy for copy in pending if self.guarded and copy.target.segment == "input"]
             for copy in pending:
-                items.append(CopyBytes(self._resolve(copy.target), self._resolve(copy.source), copy.nbytes))
+                if copy not in guarded:
+                    items.append(CopyBytes(self._resolve(copy.target), self._resolve(copy.source), copy.nbytes))
+            if guarded:
+                items.append(self._guarded_copies(guarded))
 
         def tensor(index: int) -> TensorRef:
             value = self.graph.values[index]
@@ -466,16 +500,31 @@ class _StepPlanner:
                 raise ValueError(f"kernel {call.target} uses value {value}, whose size depends on data")
             slots.append(ref)
         slots.append(self._resolve(workspace) if workspace is not None else 0)
-        slot = 0
-        if call.raises:
+        slot, raises = 0, call.raises
+        if call.repeats and self.guarded:
+            raises = ""  # the earlier call says it; this one may be guarded, by the step's flag in slot 0
+        if raises:
             slot, self.error_slot = self.error_slot, self.error_slot + 1
         slots.append(Ref(self.plan.errors, slot * ERROR_BYTES))
         by_table = call.count is not None and self.plan.device != "cpu"
         if by_table:
-            start = align(self.plan.block_bytes)
-            self.plan.block_bytes = start + 8 * len(slots)
-            slots.insert(0, Ref(self.plan.scalar_block, start))
-        return KernelCall(self.kernels[call.target][0], call.target, tuple(slots), call.raises, call.source, by_table)
+            self._as_table(slots)
+        return KernelCall(self.kernels[call.target][0], call.target, tuple(slots), raises, call.source, by_table)
+
+    def _as_table(self, slots: list[int | Ref]) -> None:
+        """The words of a table go to the block of scalars, and its place comes before them."""
+        start = align(self.plan.block_bytes)
+        self.plan.block_bytes = start + 8 * len(slots)
+        slots.insert(0, Ref(self.plan.scalar_block, start))
+
+    def _guarded_copies(self, copies: list[memory.Copy]) -> KernelCall:
+        """New state into its place by one launch (nova/tile/guarded_copy.py), whose kernel comes after all others."""
+        slots: list[int | Ref] = [len(copies), Ref(self.plan.errors)]
+        for copy in copies:
+            slots += [self._resolve(copy.target), self._resolve(copy.source), copy.nbytes]
+        self._as_table(slots)
+        self.plan.kernels.append(GUARDED_COPY)
+        return KernelCall(len(self.plan.kernels) - 1, GUARDED_COPY, tuple(slots), table=True)
 
 
 def _is_cell(value: GraphValue) -> bool:

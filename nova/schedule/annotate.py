@@ -9,6 +9,7 @@ Reads level-2 kernels only; changes nothing but that attribute. Code generation 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +26,10 @@ def run(module: ir.Module, options: Any = None) -> ir.Module:
     target = target_of(options)
     with module.context, ir.Location.unknown():
         for kernel in kernels(module.operation):
-            config.write(kernel.operation, schedule_kernel(kernel, target))
+            schedule = schedule_kernel(kernel, target)
+            if reason := getattr(options, "reason", ""):  # why there is less to use than the target has: gpu/fit.py
+                schedule = dataclasses.replace(schedule, reasons=(*schedule.reasons, reason))
+            config.write(kernel.operation, schedule)
     return module
 
 

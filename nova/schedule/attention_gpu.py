@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from nova.errors import CompileError
 from nova.schedule.attention import AttentionProblem, AttentionSchedule, round_up
 from nova.schedule.target import ELEMENT_BYTES, GpuTarget
 
@@ -214,9 +215,10 @@ def best_of(problem: AttentionProblem, target: GpuTarget, program: Program) -> P
     plans = (plan_of(problem, target, tile) for tile in candidates(program, problem))
     best = min((plan for plan in plans if plan), key=lambda plan: plan.seconds, default=None)
     if best is None:
-        raise ValueError(
-            f"attention with head dims {problem.dim} and {problem.value_dim} does not fit {target.name}: "
-            f"{target.smem_block} bytes of shared memory a block"
+        least = min(_shared(problem, tile) for tile in candidates(program, problem))
+        raise CompileError(
+            f"attention with head dims {problem.dim} and {problem.value_dim} in {problem.dtype} does not fit "
+            f"{target.name}: it needs {least:,} B of shared memory a block, and there are {target.smem_block:,} B"
         )
     return best
 

@@ -146,6 +146,7 @@ def _gpu(p: LoopProblem, target: GpuTarget) -> LoopSchedule:
 
 # --- tiles of a GPU's nests -------------------------------------------------------------------------------------------
 
+WARP = 32
 BLOCK_THREADS = 256
 ROW_THREADS = 128  # of blocks that reduce rows a warp or two each: small ones start and end by themselves
 LONG_THREADS = 256  # of blocks that walk long rows: several rows an SM hide each other's ends
@@ -163,6 +164,30 @@ WASTE = 1.13  # of idle lanes that are not worth avoiding
 def schedule_tile(p: TileProblem, target: GpuTarget) -> TileShape:
     """The tile of a block, and how many blocks share a sum."""
     groups = max(1, -(-p.columns // p.vector))
+    return _within(p, _shape(p, groups, target), target.smem_block)
+
+
+def _within(p: TileProblem, shape: TileShape, shared: int) -> TileShape:
+    """With fewer rows, until the warps' sums over rows fit a block's shared memory."""
+    before = shape
+    while _shared(p, shape) > shared and shape.row_threads > 1:
+        rows = shape.row_threads // 2
+        tiles = -(-p.rows // (rows * shape.row_batch))
+        parts = _parts(tiles, shape.parts) if shape.parts > 1 else shape.parts
+        shape = replace(shape, row_threads=rows, parts=parts)
+    if shape is before:
+        return shape
+    reason = f"{shape.rows} rows a block instead of {before.rows}: their sums have {shared:,} B of shared memory"
+    return replace(shape, reasons=(*shape.reasons, reason))
+
+
+def _shared(p: TileProblem, shape: TileShape) -> int:
+    """Bytes of a block's sums over rows: one of 4-byte values for each warp that has rows of its own."""
+    shares = shape.threads // max(shape.column_threads, WARP)
+    return 4 * shares * shape.groups * p.vector if (p.total or p.merges) and shares > 1 else 0
+
+
+def _shape(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     if p.merges:
         return _merge(p, groups)
     if p.turned:
@@ -332,8 +357,9 @@ def _row_lanes(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
 
 
 def _turned(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
-    """A tile of 64 x 64 elements (32 x 32 if there are few): whole sectors on both sides."""
+    """A tile of 64 x 64 elements (32 x 32 if there are few, or it would not fit): whole sectors on both sides."""
     side = 64 if p.rows >= 64 and p.columns >= 64 and p.rows * p.columns * p.fixed >= 64 * 64 * target.sms else 32
+    side = side if 4 * side * side <= target.smem_block else 32
     across = max(1, side // p.vector)
     run = min(p.vector, side * across // 32)  # blocks of run x run elements change hands without bank conflicts
     return TileShape(

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from nova.errors import CompileError
 from nova.schedule.contraction import ContractionProblem, ContractionSchedule
 from nova.schedule.target import GpuTarget
 
@@ -64,7 +65,10 @@ def schedule(p: ContractionProblem, target: GpuTarget) -> ContractionSchedule:
     dtype = _compute_type(p)
     priced = [(_price(p, target, dtype, c), c) for c in _candidates(p, target, dtype)]
     if not priced:
-        raise ValueError(f"no tile of a {dtype} contraction fits {target.name}: {target.smem_block} bytes a block")
+        raise CompileError(
+            f"no tile of a {dtype} contraction of {p.m} x {p.n} x {p.k} fits {target.name}: {target.smem_block:,} B of "
+            f"shared memory a block and {target.registers_thread} registers a thread"
+        )
     least = min(cost.seconds for cost, _ in priced)
     cost, best = max((item for item in priced if item[0].seconds <= TIE * least), key=_rank)
     reasons = [f"bound by {cost.bound}: {cost.text()}"]

@@ -243,6 +243,14 @@ class Program(Emitter):
         """Flags an error in `record` (the kernel's last argument) where `bad`; `value` is i64, shaped like `bad`."""
         self.effect("nova_tile.check", [bad, value, record])
 
+    def guard(self, record: Value) -> None:
+        """From here on nothing is done if the step has flagged an error; `record` is the step's (its slot 0)."""
+        self.effect("nova_tile.guard", [record])
+
+    def guard_first(self) -> None:
+        """Puts a guard before everything that the program does; its record is the last argument."""
+        self.lines.insert(0, f"  {self.generic('nova_tile.guard', [self.args[-1]], '')} -> ()")
+
     # --- shared memory and tensor cores ---
 
     def alloc_shared(self, stages: int, rows: int, columns: int, element: str, swizzle: str = "xor") -> Value:

@@ -285,7 +285,15 @@ def _scan(it: Instance) -> None:
 
 @op("check", "bad value record", results=0)
 def _check(it: Instance) -> None:
-    """Where `bad` (a tile or scalar of i1): writes 1 and `value` (i64, like `bad`) into the error record."""
+    """Where `bad` (a tile or scalar of i1): writes 1 and `value` (i64, like `bad`) into words 0 and 1 of the error
+    record, and 1 where word 2 points to, unless that is null: the flag of the whole step (runtime/error_records.py)."""
+
+
+@op("guard", "record", results=0)
+def _guard(it: Instance) -> None:
+    """The rest of the program runs only if word 0 of `record` is 0. Not within loops or conditions."""
+    parent = it.operation.parent
+    check(getattr(parent, "operation", parent).name == "func.func", "a guard stands in no region of another op")
 
 
 # --- shared memory and tensor cores -----------------------------------------------------------------------------------

@@ -4,7 +4,8 @@
       linalg.generic ...                                           ->     %x = "nova_tile.load"(..)
       linalg.generic ...                                                  %m = "nova_tile.reduce"(%x) ...
 
-A launch takes the whole table of the kernel's arguments: operands, results, workspace, error record.
+A launch takes the whole table of the kernel's arguments: operands, results, workspace, error record. Each launch of a
+kernel that carries `nova.guarded` begins with a guard: it does nothing once the step has found an error.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ GENERATORS = {
     "scatter": "nova.tile.scatter",
     "scan": "nova.tile.scan",
     "multi_tensor": "nova.tile.multi_tensor",
+    "guarded_copy": "nova.tile.guarded_copy",
 }
+TABLES = ("multi_tensor", "guarded_copy")  # their only argument is a table of words; they place their guards themselves
+GUARDED = "nova.guarded"  # on kernels that write lifted state of a step that may find an error
 
 
 def run(module: ir.Module, options: Any = None) -> ir.Module:
@@ -48,4 +52,7 @@ def generate(kernel: ir.OpView, target: GpuTarget) -> str:
         name = ir.StringAttr(kernel.operation.attributes["sym_name"]).value
         raise CompileError(f"kernel @{name}: unknown kind {kind!r}; known: {', '.join(GENERATORS)}")
     programs, workspace = importlib.import_module(GENERATORS[kind]).generate(kernel, target)
+    if GUARDED in kernel.operation.attributes and kind not in TABLES:
+        for program in programs:
+            program.guard_first()
     return module_text(programs, workspace)

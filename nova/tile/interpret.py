@@ -8,6 +8,7 @@ starts as garbage. bfloat16 values are float32 arrays rounded to it. Accesses ou
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -77,7 +78,8 @@ class Block:
         self.entry = entry
 
     def run(self) -> None:
-        self.block(self.entry)
+        with contextlib.suppress(_Left):
+            self.block(self.entry)
 
     def block(self, block: ir.Block) -> list[Any]:
         """Runs the ops of a block; returns what its terminator yields."""
@@ -95,6 +97,14 @@ class Block:
             for result, value in zip(results, found or (), strict=True):
                 self.values[result] = value
         return []
+
+    def at(self, address: int) -> np.ndarray:
+        """The bytes from a real address on, as tables hold them; none if it is in no known array."""
+        for array in self.memory:
+            start = array.ctypes.data
+            if start <= address < start + array.nbytes:
+                return array.reshape(-1).view(np.uint8)[address - start :]
+        return np.zeros(0, np.uint8)
 
     def operands(self, op: ir.Operation) -> list[Any]:
         return [self.values[v] for v in op.operands]
@@ -258,12 +268,7 @@ def _store_scalar(b: Block, op: ir.Operation) -> None:
 @handles("nova_tile.load_pointer")
 def _load_pointer(b: Block, op: ir.Operation) -> np.ndarray:
     table, index = b.operands(op)
-    word = int(typed(table, "i64").view(np.int64)[int(index)])
-    for array in b.memory:
-        start = array.ctypes.data
-        if start <= word < start + array.nbytes:
-            return array.reshape(-1).view(np.uint8)[word - start :]
-    return np.zeros(0, np.uint8)
+    return b.at(int(typed(table, "i64").view(np.int64)[int(index)]))
 
 
 @handles("nova_tile.advance")
@@ -325,8 +330,21 @@ def _transpose(b: Block, op: ir.Operation) -> np.ndarray:
 def _check(b: Block, op: ir.Operation) -> None:
     bad, value, record = b.operands(op)
     bad, value = np.atleast_1d(bad), np.atleast_1d(value)
-    if bad.any() and not record.view(np.int64)[0]:
-        record.view(np.int64)[:2] = 1, np.broadcast_to(value, bad.shape)[bad][0]
+    words = record.view(np.int64)
+    if bad.any() and not words[0]:
+        words[:2] = 1, np.broadcast_to(value, bad.shape)[bad][0]
+        if words.size > 2 and words[2]:
+            b.at(int(words[2])).view(np.int64)[0] = 1
+
+
+class _Left(Exception):
+    """A guard ended the program of a block."""
+
+
+@handles("nova_tile.guard")
+def _guard(b: Block, op: ir.Operation) -> None:
+    if b.values[op.operands[0]].view(np.int64)[0]:
+        raise _Left
 
 
 @handles("nova_tile.round_tf32")

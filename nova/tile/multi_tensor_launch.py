@@ -22,6 +22,8 @@ class Launch:
         self.table = p.args[0]
         self.n = p.load_scalar(self.table, 0, "i64")
         self.count = p.cast(self.n, "i32")
+        if "nova.guarded" in plan.kernel.attrs:
+            p.guard(p.load_pointer(self.table, p.add(self.word(plan.end), 1)))
         self.workspace = p.load_pointer(self.table, self.word(plan.end))
         self.firsts = self.slot(plan.firsts)
         self.shared: dict[Tensor, Value] = {}

@@ -6,6 +6,7 @@ from census.machine_code import Kernel, level5
 
 from nova import mlir
 from nova.dialect.base import segment_texts
+from nova.tile import guarded_copy
 
 LISTS = "%p: tensor<2x{0}> {{nova.list}}, %g: tensor<2x{0}> {{nova.list}}, %m: tensor<2x{0}> {{nova.list}}, "
 RESULTS = (
@@ -24,6 +25,8 @@ ADAM = (
 }}
 }}"""
 )  # fmt: skip
+
+GUARDED = ADAM.replace("attributes {{", "attributes {{nova.guarded, ")
 
 
 def norm(arch: str) -> str:
@@ -71,6 +74,9 @@ def scatter_add(arch: str) -> str:
 KERNELS = [
     Kernel("adam", lambda arch: level5(ADAM.format("f32"), arch), {"LDG.E.128": 8, "STG.E.128": 6}, registers=80),
     Kernel("adam_f64", lambda arch: level5(ADAM.format("f64"), arch), {"LDG.E.128": 8, "STG.E.128": 6}, registers=128),
+    # in steps that check labels: a look at the step's flag, and no register more
+    Kernel("adam_guarded", lambda arch: level5(GUARDED.format("f32"), arch), {"LDG.E.128": 8, "STG.E.128": 6}, registers=80),
+    Kernel("guarded_copy", lambda arch: level5(guarded_copy.TEXT, arch), {"LDG.E.128": (1, 8), "STG.E.128": (1, 8)}, registers=40),
     Kernel("norm", norm, {"LDG.E.128": 8, "SHFL": (10, 40)}, registers=80),
     Kernel("embedding_backward", lambda arch: embedding("f32", arch), {"LDG.E.128": (30, 80), "STG.E.128": 11, "RED": 0}),
     Kernel("embedding_backward_bf16", lambda arch: embedding("bf16", arch), {"LDG.E.128": (30, 80), "STG.E.128": 8, "RED": 0}),

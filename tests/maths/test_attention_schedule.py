@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nova.cpu.attention_tiles import column_tiles, padded_rows, row_tiles
+from nova.errors import CompileError
 from nova.fusion.attention import dense_strides, reshaped_strides
 from nova.schedule import target as targets
 from nova.schedule.attention import AttentionProblem, prefers_halves, schedule_attention
@@ -56,7 +57,7 @@ def test_gpu_ledger_holds(p: AttentionProblem, name: str) -> None:
 
 def test_a_head_that_fits_no_board_says_so() -> None:
     p = AttentionProblem(1, 1, 1, 64, 64, 8192, 8192)
-    with pytest.raises(ValueError, match="8192.*does not fit rtx3060"):
+    with pytest.raises(CompileError, match="8192.*does not fit rtx3060: it needs .* B .* there are 101,376 B"):
         schedule_attention(p, targets.PRESETS["rtx3060"])
 
 

@@ -13,10 +13,12 @@ import torch
 
 from nova import pipeline
 from nova.capture import session
+from nova.cpu.compile import KernelObject
 from nova.gpu import launcher
 from nova.gpu.compile import GpuKernel
 from nova.gpu.launcher import Launch
-from nova.runtime import cuda, orc, placement
+from nova.runtime import cuda, orc, placement, pool
+from nova.runtime.cache import Cache
 from nova.runtime.device_executable import DeviceExecutable
 from nova.schedule import target
 
@@ -36,6 +38,8 @@ class FakeDriver(cuda.Driver):
     def __init__(self):
         self.log: list[tuple[str, tuple]] = []
         self.failing: dict[str, int] = {}
+        self.is_late = False  # copies to the host arrive when somebody waits
+        self._under_way: list[tuple[int, bytes]] = []
         self.raised: BaseException | None = None
         self.kernels: dict[int, tuple[Any, bool]] = {}  # CUfunction -> (CPU entry, whether its parameter is a table)
         self._functions = {name: self._make(name, types) for name, types in _SIGNATURES.items()}
@@ -59,12 +63,25 @@ class FakeDriver(cuda.Driver):
     def error(self, code, what):
         if self.raised is not None:
             raise self.raised
-        return cuda.CudaError(f"{what} failed with CUDA_ERROR_FAKE ({code})", code)
+        return super().error(code, what)
 
     def _cuMemcpyHtoDAsync(self, target, source, nbytes, stream):
         ctypes.memmove(target, source, nbytes)
 
-    _cuMemcpyDtoDAsync = _cuMemcpyDtoHAsync = _cuMemcpyHtoDAsync
+    _cuMemcpyDtoDAsync = _cuMemcpyHtoDAsync
+
+    def _cuMemcpyDtoHAsync(self, target, source, nbytes, stream):
+        if self.is_late:
+            self._under_way.append((target, ctypes.string_at(source, nbytes)))
+        else:
+            ctypes.memmove(target, source, nbytes)
+
+    def _cuEventSynchronize(self, *_):
+        for place, content in self._under_way:
+            ctypes.memmove(place, content, len(content))
+        self._under_way.clear()
+
+    _cuStreamSynchronize = _cuEventSynchronize
 
     def _cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, params, extra):
         words = (ctypes.c_void_p * 5).from_address(extra)
@@ -130,6 +147,39 @@ def on_gpu(kernel, parameters: int = 16, table: bool = False, launches: int = 1)
     )
 
 
+def guarded_copy() -> GpuKernel:
+    """What copies new state into its place (nova/tile/guarded_copy.py), as a CPU's kernel."""
+    text = """
+declare ptr @memcpy(ptr, ptr, i64)
+define void @guarded_copy(ptr %table) {
+entry:
+  %n = load i64, ptr %table
+  %record_p = getelementptr i64, ptr %table, i64 1
+  %record = load ptr, ptr %record_p
+  %flag = load i64, ptr %record
+  %clear = icmp eq i64 %flag, 0
+  br i1 %clear, label %loop, label %done
+loop:
+  %i = phi i64 [0, %entry], [%next, %loop]
+  %word = mul i64 %i, 3
+  %target_p = getelementptr i64, ptr %record_p, i64 %word
+  %t_p = getelementptr i64, ptr %target_p, i64 1
+  %s_p = getelementptr i64, ptr %target_p, i64 2
+  %b_p = getelementptr i64, ptr %target_p, i64 3
+  %t = load ptr, ptr %t_p
+  %s = load ptr, ptr %s_p
+  %b = load i64, ptr %b_p
+  %copied = call ptr @memcpy(ptr %t, ptr %s, i64 %b)
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %n
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}"""
+    kernel = KernelObject("guarded_copy", "guarded_copy", orc.compile_ir(text), 0)
+    return on_gpu(kernel, table=True)
+
+
 class FakeExecutable(DeviceExecutable):
     """A device executable whose device is a FakeDevice and whose tensors are the CPU's."""
 
@@ -152,6 +202,8 @@ def pretend_gpu(monkeypatch, build) -> None:
     monkeypatch.setenv("NOVA_WORKERS", "0")
     monkeypatch.setenv("NOVA_CACHE", "0")
     monkeypatch.setattr(pipeline, "build_kernel", build)
+    own = Cache(None)  # kernels that other builds made of the same text are no use here
+    monkeypatch.setattr(pool, "shared", lambda: own)
     monkeypatch.setattr(placement, "device_of", lambda captured: "cuda:0")
     by_name = target.by_name
     monkeypatch.setattr(target, "by_name", lambda name: by_name("h200" if name == "cuda:0" else name))

@@ -85,7 +85,7 @@ done:
 
 
 def checked_copy(count: int) -> FakeKernel:
-    """y = x (i64), flags the first negative element in the error slot."""
+    """y = x (i64), flags the last negative element in the error slot, and the step where the slot points to its flag."""
     text = f"""
 define void @checked(ptr %args) {{
 entry:
@@ -101,6 +101,12 @@ flag:
   %v = getelementptr i64, ptr %a3, i64 1
   store i64 %x0, ptr %v
   store i64 1, ptr %a3
+  %linked = getelementptr ptr, ptr %a3, i64 2
+  %whole = load ptr, ptr %linked
+  %alone = icmp eq ptr %whole, null
+  br i1 %alone, label %step, label %both
+both:
+  store i64 1, ptr %whole
   br label %step
 step:
   %out = getelementptr i64, ptr %a1, i64 %i

@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 
+from nova.errors import NovaError
 from nova.runtime import binding, executable
 from nova.runtime.cache import Cache, CacheWarning
 from nova.runtime.executable import Executable, link
@@ -322,9 +323,10 @@ def test_default_device_of_the_user_does_not_matter():
 def test_out_of_memory_says_what_the_step_needs():
     step = chain(64)
     step.plan.arena_bytes = 1 << 60
-    with pytest.raises(RuntimeError) as raised:
+    with pytest.raises(torch.OutOfMemoryError, match=r"needs 1,152,921,504,606,846,976 B on cpu") as raised:
         step([torch.randn(64)])
-    assert "needs 1,152,921,504,606,846,976 B; largest: add64" in raised.value.__notes__[0]
+    assert isinstance(raised.value, NovaError)
+    assert "256 B  f32[64] of add64" in str(raised.value) and "allocate memory" in str(raised.value)
 
 
 def test_seed_reaches_the_step():

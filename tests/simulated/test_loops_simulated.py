@@ -53,7 +53,7 @@ class Loaded:
             self.threads = distribute(mlir.parse(self.program)) if how == "threads" else ""
         size = int(self.program.split("nova_tile.workspace = ")[1].split(" ")[0])
         self.workspace = torch.full((size + 64,), 0xFF, dtype=torch.uint8)
-        self.record = np.zeros(2, np.int64)
+        self.record = np.zeros(4, np.int64)
 
     def call(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         buffers = [memory_of(t) for t in (*inputs, *outputs)]

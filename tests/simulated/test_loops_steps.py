@@ -66,7 +66,7 @@ def run(program: str, kernel: Kernel, inputs: list[torch.Tensor], threads: bool,
             taken.add(operand)
     found = re.search(r"nova_tile.workspace = (\d+)", program)
     assert found is not None
-    record = np.zeros(2, np.int64)
+    record = np.zeros(4, np.int64)
     buffers = [*ins, *outs, np.full(int(found[1]) + 64, 0xFF, np.uint8), record]
     if threads:
         simulate.run(distribute(mlir.parse(program)), buffers)

@@ -58,7 +58,7 @@ def call(runner, text: str, count: int, numel: Sequence[int], tensors: Sequence[
     with mlir.context():
         attributes = ir.Module.parse(text).operation.attributes
         workspace = np.full(ir.IntegerAttr(attributes["nova_tile.workspace"]).value + 8, 0xFF, np.uint8)
-    sizes, record = np.array([*numel, 0], np.int64), np.zeros(2, np.int64)
+    sizes, record = np.array([*numel, 0], np.int64), np.zeros(4, np.int64)
     arrays = [array(t) for t in tensors]
     memory = [sizes, *arrays, workspace, record]
     words = [count, sizes.ctypes.data, *(a.ctypes.data for a in arrays), workspace.ctypes.data, record.ctypes.data]

@@ -27,6 +27,7 @@ class SimulatedDriver(FakeDriver):
     def __init__(self):
         super().__init__()
         self.allocations: list[tuple[int, int]] = []  # (start, end) of everything a kernel may touch
+        self.ordered = True  # False: threads that find bad values may write over each other's
 
     def _cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, params, extra):
         text, symbol = self.kernels[function]
@@ -36,10 +37,12 @@ class SimulatedDriver(FakeDriver):
         start, end = self._home(slots[0])
         table = count == 1 and end - start >= 8
         pointed = self._words(slots[0]) if table else []
+        pointed.append(self.flag)
         known = sorted({a for a in (*slots, *pointed) if self._home(a)[1]})
         arrays = {a: self._array(a, known) for a in known}
         buffers = [arrays.get(a) for a in slots]
-        simulate.run(text, buffers, kernels=[symbol], memory=[arrays[a] for a in pointed if a in arrays])
+        memory = [arrays[a] for a in pointed if a in arrays]
+        simulate.run(text, buffers, kernels=[symbol], memory=memory, ordered=self.ordered)
 
     def _words(self, address):
         """The addresses among the words of a table: it ends where its kernel's slots end."""
@@ -86,7 +89,9 @@ class SimulatedExecutable(FakeExecutable):
             block + item.slots[0].offset: block + item.slots[0].offset + 8 * (len(item.slots) - 1)
             for item in plan.items if getattr(item, "table", False)
         }  # fmt: skip
-        tensors = [*inputs, self._constants, self._records, self._block, self._arena.tensor]
+        records = self._found.tensor
+        driver.flag = records.data_ptr()  # the step's, to which the records of its calls point
+        tensors = [*inputs, self._constants, records, self._block, self._arena.tensor]
         driver.allocations = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors if t.nbytes]
         return super().__call__(inputs, scalars, seed)
 
