@@ -131,19 +131,22 @@ def _root(value: Value) -> Value:
 
 
 def _reads_after(function: Function, operand: Value, output: Value) -> bool:
-    """Whether an op that depends on `output` also reads `operand`, or something computed elementwise from it."""
-    after: set[Value] = set()
+    """Whether an op that depends on `output` also reads `operand`, or something computed elementwise from it.
+
+    What else the op of `output` makes may depend on it too: a normalisation's variance needs its mean.
+    """
+    after: set[Value] = set(output.op.results if output.op is not None else ())
     tainted: set[Value] = {operand}
     for op in function.ops:
-        depends = any(v is output or v in after for v in op.operands)
-        if depends and any(v in tainted and v is not output and v not in after for v in op.operands):
+        depends = any(v in after for v in op.operands)
+        if depends and any(v in tainted and v not in after for v in op.operands):
             return True
         if depends:
             after.update(op.results)
         elif (op.name in ELEMENTWISE or op.name in VIEWS or op.name == "copy") and any(
             v in tainted for v in op.operands
         ):
-            tainted.update(v for v in op.results if v is not output)
+            tainted.update(v for v in op.results if v not in after)
     return _reads_in_other_order(function, operand, output)
 
 
