@@ -21,7 +21,6 @@ from tests.numerics.device_fakes import FakeDevice, guarded_copy, on_gpu, preten
 from tests.numerics.test_device_runtime import Board, device  # noqa: F401  (a fixture)
 from tests.numerics.test_error_records import copies, counted_step, inputs  # noqa: F401  (a fixture)
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of")  # a scheduler that steps first
 
 

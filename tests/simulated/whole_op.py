@@ -82,6 +82,6 @@ def runner(level: int, target: Any = TARGET) -> Any:
         run_with(level, text, [*operands, operands[0] if inplace else array(out), workspace, array(error)])
         for given, after in zip(inputs[1:], tensors[1:], strict=True):
             assert torch.equal(given, after), "an operand changed"
-        return out, error.tolist()
+        return out, error[:2].tolist()
 
     return run
