@@ -55,7 +55,7 @@ class TileKernel:
         kind = np.dtype(np.float64 if "xf64>" in self.text else np.float32)  # of the statistics
         workspace = np.full(max(self.workspace // kind.itemsize, 1), np.nan, kind)
         buffers = [array(tensor) for tensor in (*inputs, *outputs)]
-        self.run(self.text, [*buffers, workspace, np.zeros(2, np.int64)])
+        self.run(self.text, [*buffers, workspace, np.zeros(4, np.int64)])
 
 
 def maker(

@@ -67,7 +67,7 @@ def simulated(
     poison: Any = 0x7FC0 if out == "bf16" else np.nan
     results = [np.full(x.numel(), poison, MEMORY[out]) for x in expected]
     scratch = np.full(workspace, 0xFF, np.uint8)
-    memory = [*(flat(x) for x in inputs), *results, scratch.view(np.float32), np.zeros(2, np.int64)]
+    memory = [*(flat(x) for x in inputs), *results, scratch.view(np.float32), np.zeros(4, np.int64)]
     if "f64" in tile_program and out == "f64":
         memory[-2] = scratch.view(np.float64)
     report = simulate.run(level5(tile_program), memory)
