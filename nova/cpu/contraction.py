@@ -18,7 +18,7 @@ from nova.cpu.contraction_epilogue import Anchor, Frame
 from nova.cpu.contraction_tile import Partials, TileSink
 from nova.cpu.ints import Int
 from nova.cpu.lanes import Value
-from nova.cpu.microkernel import LINE, Panel, Tile, multiply, prefetch
+from nova.cpu.microkernel import LINE, Interlude, Panel, Tile, multiply, prefetch
 from nova.fusion import access as ac
 from nova.fusion import contraction_form as cf
 from nova.fusion.contraction_form import Contraction
@@ -184,9 +184,8 @@ class Nest:
                         right = self._rhs_panel(rhs, jr, jc, pc)
                         with ints.loop(ic, m_end, rows) as ir_:
                             left = self._lhs_panel(lhs, ir_, ic, pc)
-                            if not c.tile:
-                                self._prefetch(sink.frame, ir_, jr)
-                            values = multiply(self.tile, left, right, depth, self.s.chain, even)
+                            asking = None if c.tile else self._prefetch(sink.frame, ir_, jr)
+                            values = multiply(self.tile, left, right, depth, self.s.chain, even, asking)
                             if c.tile:
                                 self._hold(values, ints.sub(ir_, ic), ints.sub(jr, jc))
                             else:
@@ -265,15 +264,24 @@ class Nest:
             k_stride = ln.select(whole, ints.value(k_stride), ints.value(self.columns))
         return Panel(pointer, source.access.element, k_stride, ahead=self.s.prefetch)
 
-    def _prefetch(self, frame: Frame, m: Int, n: Int) -> None:
-        """Asks for the tile's lines of the first output before the k loop hides their latency."""
+    def _prefetch(self, frame: Frame, m: Int, n: Int) -> Interlude | None:
+        """Asks for the tile's lines of the first output while the k loop hides their latency.
+
+        A row at a time: a core waits for a dozen lines at most, and the loop's own have to get through. Periods are a
+        power of two of steps, so there are more of them than rows; the last ask for rows of the next tile.
+        """
         access = self.c.outputs[0][1]
-        if ep.lane_stride(self.c, access, self.lanes) != 1 or self.c.k < 64:
-            return
-        anchor, step = Anchor(frame, m, n), LINE // ln.bytes_of(access.element)
-        for row in range(self.rows):
-            for column in range(0, self.columns, step):
-                prefetch(anchor.address(access, row, column), write=True)
+        depth = min(self.kc, self.chunk)
+        if ep.lane_stride(self.c, access, self.lanes) != 1 or depth < 64:
+            return None
+        every = max(1 << ((depth // self.rows).bit_length() - 1), self.s.unroll)
+
+        def emit(row: Int) -> None:
+            anchor = Anchor(frame, ints.add(m, row), n)
+            for column in range(0, self.columns, LINE // ln.bytes_of(access.element)):
+                prefetch(anchor.address(access, 0, column), write=True)
+
+        return Interlude(every, emit)
 
     # --- the second phase of chunks of K -------------------------------------------------------------------------
 
