@@ -74,9 +74,9 @@ def to_accumulator(value: Value, accumulator: ir.Type) -> Value:
     return value if ln.element_of(value.type) == accumulator else ln.cast("extf", value, accumulator)
 
 
-def prefetch(pointer: Value, write: bool) -> None:
-    """Asks for the line at `pointer`; any address is allowed."""
-    hints = {"rw": int(write), "hint": 3, "cache": 1}
+def prefetch(pointer: Value, write: bool, near: bool = True) -> None:
+    """Asks for the line at `pointer`, into the first cache if `near`, else the second; any address is allowed."""
+    hints = {"rw": int(write), "hint": 3 if near else 2, "cache": 1}
     attributes = {name: ir.IntegerAttr.get(ln.int_type(32), number) for name, number in hints.items()}
     ln.create_void("llvm.intr.prefetch", [pointer], attributes)
 
