@@ -108,7 +108,7 @@ def _ask_output(nest: Nest, anchor: Anchor, period: Int, periods: int) -> None:
 def _next_lhs(nest: Nest, source: Source, at: Place) -> Stream | None:
     """The block of A that is packed after this one: further down, or the first one of the next k block."""
     stride, k_stride = source.across_run()[0], source.depth_stride()
-    if not nest.pack_lhs or k_stride is None or 1 not in (stride, k_stride):
+    if not nest.s.lhs_ahead or k_stride is None or 1 not in (stride, k_stride):
         return None
     below = ints.add(at.block[0], nest.mc)
     more = ln.cmpi("slt", ints.value(below), ints.value(at.range_m[1]))
