@@ -18,8 +18,8 @@ from nova.cpu import build, contraction_rows, ints, pack, parallel
 from nova.cpu import contraction_ahead as ahead
 from nova.cpu import contraction_epilogue as ep
 from nova.cpu import lanes as ln
-from nova.cpu.contraction_epilogue import Frame
 from nova.cpu.contraction_ahead import Place
+from nova.cpu.contraction_epilogue import Frame
 from nova.cpu.contraction_tile import Partials, TileSink, branch
 from nova.cpu.ints import Int
 from nova.cpu.lanes import Value

@@ -185,7 +185,7 @@ class _Product:
             steps = interlude.every if whole else ints.minimum(interlude.every, ints.sub(depth, at))
             return _loop(0, steps, unroll, carried, self.trip)
 
-        return build.loop_carrying(*(ints.value(x) for x in (0, depth, interlude.every)), carried, period)
+        return build.loop_carrying(ints.value(0), ints.value(depth), ints.value(interlude.every), carried, period)
 
 
 def multiply(
