@@ -71,9 +71,9 @@ class Place:
 
 
 def interlude(nest: Nest, frame: Frame, lhs: Source, rhs: Source, at: Place) -> Interlude | None:
-    """The requests of one tile's k loop; None for a loop that is too short."""
+    """The requests of one tile's k loop; None for a loop that is too short, or where all operands stay in L2."""
     depth = min(nest.kc, nest.chunk)
-    if depth < SHORT:
+    if depth < SHORT or not nest.s.ahead:
         return None
     every = max(1 << ((depth // nest.rows).bit_length() - 1), PERIOD)
     periods = -(-depth // every)

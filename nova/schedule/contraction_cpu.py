@@ -100,6 +100,7 @@ def schedule(p: ContractionProblem, target: CpuTarget) -> ContractionSchedule:
         unit=unit,
         groups=groups,
         prefetch=_prefetch(p, target, tile, pack_rhs),
+        ahead=p.bytes > target.l2 // 2,
         lhs_ahead=pack_lhs and 2 * (mc + nr) * depth * ELEMENT_BYTES[p.accumulate] <= target.l2 * 3 // 4,
         k_chunks=chunks,
         intrinsic=f"fma.v{lanes}{p.accumulate}",
