@@ -3,9 +3,10 @@
 - Register tile: accumulators, one row of B vectors and a broadcast must fit the register file. Among those that do, the
   one with the least time wins: multiply-adds and loads of a k step, times the padding of M and N to whole tiles.
 - KC: half of L1 holds a B panel; a tile that multiplies slower than L2 delivers streams its panels from there instead,
-  and then KC is as deep as hides the adding of blocks. MC: the A block lies in L2. NC: the B block lies in half of a
-  core's L3.
+  and then KC is as deep as hides the adding of blocks. MC: the A block lies in L2 and meets no more rows of the output
+  than a first TLB holds pages. NC: the B block lies in half of a core's L3.
 - Packing pays when a panel is read many times or its strides defeat the caches; small problems read in place.
+- Where the operands don't all stay in L2, the k loop asks for what comes next; for A's next block too if L2 holds both.
 - Threads split the dimension whose split copies less: threads that split M each pack B, and the other way round.
 """
 
