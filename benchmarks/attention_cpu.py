@@ -18,7 +18,7 @@ import typer
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
-from common import interleave, quiet, save
+from common import interleave, interleave_quietly, save
 
 from nova.schedule import target as targets
 from nova.schedule.attention import AttentionProblem, schedule_attention
@@ -30,6 +30,7 @@ SHAPES = [
     (4, 12, 512, 128, True), (8, 4, 65, 72, False),
 ]  # fmt: skip
 SECONDS = 1.0  # of measurement for one line
+ROUNDS = 15
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -75,9 +76,9 @@ def measure(shape: tuple[int, int, int, int, bool], threads: int) -> list[dict]:
     lines = []
     for direction, pair in contestants(case).items():
         once = interleave(pair, rounds=3)["torch"].median
-        rounds = 9
-        timings = interleave(pair, rounds=rounds, inner=max(1, int(SECONDS / (2 * rounds * once))))
-        if not quiet(timings["torch"]):
+        inner = max(1, int(SECONDS / (2 * ROUNDS * once)))
+        timings = interleave_quietly(pair, lambda timings: timings["torch"], ROUNDS, inner)
+        if timings is None:
             continue
         problem = AttentionProblem(batch, heads, heads, length, length, dim, dim, "f32", causal, direction)
         ours, theirs = timings["nova"].median, timings["torch"].median

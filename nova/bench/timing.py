@@ -38,6 +38,10 @@ class Timing:
         return median(self.seconds)
 
     @property
+    def best(self) -> float:
+        return min(self.seconds)
+
+    @property
     def spread(self) -> float:
         """Interquartile range over the median."""
         s = sorted(self.seconds)

@@ -1,8 +1,9 @@
 """Code for kernels of kind "contraction": packed panels, a register tile, and the epilogue on what it leaves.
 
-    for jc, NC:  for pc, KC:  pack rhs [KC x NC]
+    for jc, NC:  for pc, KC:
       for ic, MC:             pack lhs [MC x KC]
-        for jr, NR:  for ir, MR:   12 accumulators  ->  epilogue  ->  outputs
+        for jr, NR:           pack rhs [KC x NR] for the first ic
+          for ir, MR:         12 accumulators  ->  epilogue  ->  outputs
 
 Threads share the M (or N) dimension in units of whole tiles; each merges its units into one range and runs the nest
 above on it, so one thread packs nothing twice. A tile's sums don't depend on which range it fell in. Where tiles are
@@ -11,12 +12,16 @@ too few, K is cut into chunks that leave their sums in the workspace, and a seco
 
 from __future__ import annotations
 
+from functools import partial
+
 from nova.cpu import build, contraction_rows, ints, pack, parallel
+from nova.cpu import contraction_ahead as ahead
 from nova.cpu import contraction_epilogue as ep
-from nova.cpu.contraction_epilogue import Anchor, Frame
-from nova.cpu.contraction_tile import Partials, TileSink
+from nova.cpu.contraction_ahead import Place
+from nova.cpu.contraction_epilogue import Frame
+from nova.cpu.contraction_tile import Partials, TileSink, branch
 from nova.cpu.ints import Int
-from nova.cpu.microkernel import LINE, Panel, Tile, multiply, prefetch
+from nova.cpu.microkernel import Panel, Tile, multiply
 from nova.fusion import access as ac
 from nova.fusion import contraction_form as cf
 from nova.fusion.contraction_form import Contraction
@@ -171,22 +176,23 @@ class Nest:
             with ints.loop(k[0], k[1] if c.k else 1, self.kc) as pc:
                 depth = self._depth(k, pc)
                 first, last = ints.equal(pc, k[0]), self._is_last(k, pc)
-                if self.pack_rhs:
-                    self._pack(rhs, (jc, n_end, c.n), pc, depth, columns, self.rhs_buffer)
-                elif self.rhs_edge:
+                if self.rhs_edge:
                     edge = c.n // columns * columns
                     self._pack(rhs, (edge, c.n, c.n), pc, depth, columns, self.rhs_buffer)
                 with ints.loop(m[0], m[1], self.mc) as ic:
-                    m_end = ints.minimum(ints.add(ic, self.mc), m[1])
+                    m_end, first_rows = ints.minimum(ints.add(ic, self.mc), m[1]), ints.equal(ic, m[0])
                     if self.pack_lhs:
                         self._pack(lhs, (ic, m_end, c.m), pc, depth, rows, self.lhs_buffer)
                     with ints.loop(jc, n_end, columns) as jr:
                         right = self._rhs_panel(rhs, jr, jc, pc)
+                        if self.pack_rhs:  # just before its first use, while it is near
+                            span = (jr, ints.minimum(ints.add(jr, columns), n_end), c.n)
+                            fill = partial(self._pack, rhs, span, pc, depth, columns, right.pointer)
+                            branch(first_rows, fill, lambda: None)
                         with ints.loop(ic, m_end, rows) as ir_:
                             left = self._lhs_panel(lhs, ir_, ic, pc)
-                            if not c.tile:
-                                self._prefetch(sink.frame, ir_, jr)
-                            values = multiply(self.tile, left, right, depth, self.s.chain, even)
+                            asking = ahead.interlude(self, sink.frame, lhs, rhs, Place(m, (ic, jc, pc), ir_, jr, right))
+                            values = multiply(self.tile, left, right, depth, self.s.chain, even, asking)
                             if c.tile:
                                 self._hold(values, ints.sub(ir_, ic), ints.sub(jr, jc))
                             else:
@@ -264,16 +270,6 @@ class Nest:
             pointer = ln.select(whole, pointer, self.rhs_buffer)
             k_stride = ln.select(whole, ints.value(k_stride), ints.value(self.columns))
         return Panel(pointer, source.access.element, k_stride, ahead=self.s.prefetch)
-
-    def _prefetch(self, frame: Frame, m: Int, n: Int) -> None:
-        """Asks for the tile's lines of the first output before the k loop hides their latency."""
-        access = self.c.outputs[0][1]
-        if ep.lane_stride(self.c, access, self.lanes) != 1 or self.c.k < 64:
-            return
-        anchor, step = Anchor(frame, m, n), LINE // ln.bytes_of(access.element)
-        for row in range(self.rows):
-            for column in range(0, self.columns, step):
-                prefetch(anchor.address(access, row, column), write=True)
 
     # --- the second phase of chunks of K -------------------------------------------------------------------------
 

@@ -56,6 +56,14 @@ class Panel:
     ahead: int = 0  # k steps by which to prefetch; a strided stream outruns the hardware's prefetcher at every page
 
 
+@dataclass(frozen=True)
+class Interlude:
+    """What happens between k steps: `emit` is called with 0, 1, 2, ... before each period of `every` steps."""
+
+    every: int  # a power of two
+    emit: Callable[[Int], None]
+
+
 def to_accumulator(value: Value, accumulator: ir.Type) -> Value:
     """Widens an operand to the accumulator's type."""
     element = ln.element_of(value.type)
@@ -66,9 +74,9 @@ def to_accumulator(value: Value, accumulator: ir.Type) -> Value:
     return value if ln.element_of(value.type) == accumulator else ln.cast("extf", value, accumulator)
 
 
-def prefetch(pointer: Value, write: bool) -> None:
-    """Asks for the line at `pointer`; any address is allowed."""
-    hints = {"rw": int(write), "hint": 3, "cache": 1}
+def prefetch(pointer: Value, write: bool, near: bool = True) -> None:
+    """Asks for the line at `pointer`, into the first cache if `near`, else the second; any address is allowed."""
+    hints = {"rw": int(write), "hint": 3 if near else 2, "cache": 1}
     attributes = {name: ir.IntegerAttr.get(ln.int_type(32), number) for name, number in hints.items()}
     ln.create_void("llvm.intr.prefetch", [pointer], attributes)
 
@@ -122,6 +130,7 @@ class _Product:
     tile: Tile
     lhs: _Walk
     rhs: _Walk
+    interlude: Interlude | None = None
 
     def step(self, accumulators: list[Value], left: Value, right: Value, ahead: int) -> list[Value]:
         """The accumulators after the k step that is `ahead` of the places."""
@@ -155,34 +164,56 @@ class _Product:
             accumulators = self.step(accumulators, left, right, u)
         return [*accumulators, self.lhs.moved(left, steps), self.rhs.moved(right, steps)]
 
-    def chain(self, depth: Int, even: bool, carried: list[Value]) -> list[Value]:
-        """`depth` k steps."""
+    def chain(self, begin: Int, depth: Int, even: bool, carried: list[Value]) -> list[Value]:
+        """`depth` k steps, the first of which is the tile's step number `begin`."""
         unroll = self.tile.unroll
         main = depth if even else ints.mul(ints.div(depth, unroll), unroll)
-        carried = _loop(0, main, unroll, carried, self.trip)
+        carried = self._interrupted(begin, main, carried)
         if even or (isinstance(depth, int) and depth == main):
             return carried
         return _loop(main, depth, 1, carried, self.trip)
 
+    def _interrupted(self, begin: Int, depth: Int, carried: list[Value]) -> list[Value]:
+        """`depth` k steps, a multiple of the unrolling, with the interlude before each of its periods."""
+        unroll, interlude = self.tile.unroll, self.interlude
+        if interlude is None:
+            return _loop(0, depth, unroll, carried, self.trip)
 
-def multiply(tile: Tile, lhs: Panel, rhs: Panel, depth: Int, chain: int, even: bool = False) -> list[Value]:
+        def period(at: Value, carried: list[Value]) -> list[Value]:
+            interlude.emit(ints.div(ints.add(begin, at), interlude.every))
+            whole = isinstance(depth, int) and depth % interlude.every == 0
+            steps = interlude.every if whole else ints.minimum(interlude.every, ints.sub(depth, at))
+            return _loop(0, steps, unroll, carried, self.trip)
+
+        return build.loop_carrying(ints.value(0), ints.value(depth), ints.value(interlude.every), carried, period)
+
+
+def multiply(
+    tile: Tile,
+    lhs: Panel,
+    rhs: Panel,
+    depth: Int,
+    chain: int,
+    even: bool = False,
+    interlude: Interlude | None = None,
+) -> list[Value]:
     """Accumulators [row][vector] of lhs @ rhs over `depth` steps of k, starting from zero.
 
     Sums of `chain` steps are added up: one chain of all of them would round like a sum of that many numbers. The total
     lies in memory meanwhile, as LLVM spills what the inner loop doesn't touch. `even`: a depth known only at run time
     is a multiple of the unrolling, as `chain` is.
     """
-    product = _Product(tile, _Walk.of(lhs, tile.unroll), _Walk.of(rhs, tile.unroll))
+    product = _Product(tile, _Walk.of(lhs, tile.unroll), _Walk.of(rhs, tile.unroll), interlude)
     zeros = [ln.constant(tile.vector, 0.0) for _ in range(tile.rows * tile.vectors)]
     places = [product.lhs.start, product.rhs.start]
     if isinstance(depth, int) and depth <= chain:
-        return product.chain(depth, even, [*zeros, *places])[:-2]
+        return product.chain(0, depth, even, [*zeros, *places])[:-2]
 
-    def link(at: Int, carried: list[Value]) -> list[Value]:
+    def link(at: Value, carried: list[Value]) -> list[Value]:
         *totals, left, right = carried
         whole = isinstance(depth, int) and depth % chain == 0
         steps = chain if whole else ints.minimum(chain, ints.sub(depth, at))
-        *sums, left, right = product.chain(steps, even, [*zeros, left, right])
+        *sums, left, right = product.chain(at, steps, even, [*zeros, left, right])
         return [*(ln.addf(total, x) for total, x in zip(totals, sums, strict=True)), left, right]
 
     bounds = (ints.value(0), ints.value(depth), ints.value(chain))

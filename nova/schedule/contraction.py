@@ -88,6 +88,8 @@ class ContractionSchedule:
     unit: int = 1  # CPU: rows (columns) of that dimension in one task
     groups: int = 1  # CPU: ranges of the other dimension; GPU: blocks that share an L2 panel (rasterisation width)
     prefetch: int = 0  # CPU: k steps by which the tile asks for B in place
+    ahead: bool = False  # CPU: the k loop asks for what comes next, which may lie beyond L2
+    lhs_ahead: bool = False  # CPU: and for A's next block: L2 has room for two, and two panels of B
     k_chunks: int = 1  # independent pieces of K, added in order afterwards
     warps: tuple[int, int] = (1, 1)  # GPU: warp grid of a block
     stages: int = 1  # GPU: buffers of the software pipeline

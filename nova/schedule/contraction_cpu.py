@@ -3,9 +3,10 @@
 - Register tile: accumulators, one row of B vectors and a broadcast must fit the register file. Among those that do, the
   one with the least time wins: multiply-adds and loads of a k step, times the padding of M and N to whole tiles.
 - KC: half of L1 holds a B panel; a tile that multiplies slower than L2 delivers streams its panels from there instead,
-  and then KC is as deep as hides the adding of blocks. MC: the A block lies in L2. NC: the B block lies in half of a
-  core's L3.
+  and then KC is as deep as hides the adding of blocks. MC: the A block lies in L2 and meets no more rows of the output
+  than a first TLB holds pages. NC: the B block lies in half of a core's L3.
 - Packing pays when a panel is read many times or its strides defeat the caches; small problems read in place.
+- Where the operands don't all stay in L2, the k loop asks for what comes next; for A's next block too if L2 holds both.
 - Threads split the dimension whose split copies less: threads that split M each pack B, and the other way round.
 """
 
@@ -24,8 +25,9 @@ STREAM = 12.0  # bytes a clock that a tile may take from L2 for nothing: under h
 DEEP = 1024  # k steps after which adding a tile to its earlier sums is under a percent of its arithmetic
 CHAIN = 256  # k steps after which a sum is put with those before: rounds as much as BLAS libraries do
 PACKING = 1.3  # clocks of packing an element
-ACROSS_LINES, EVICTED = 0.25, 0.05  # clocks an element of B in place takes longer, each time, than a packed one
+ACROSS_LINES, EVICTED, CROWDED = 0.25, 0.05, 0.025  # clocks an element of B in place takes longer, each time
 LINE, WAYS, L1_WAY = 64, 8, 4096  # bytes of a cache line, lines of a set, bytes of the first cache's ways
+ROWS = 96  # of A's block: each meets a page of its own in the output, and a core's first TLB holds about as many
 EFFICIENCY = 0.93  # of the multiply-add rate that a well-fed tile reaches
 FORK_WORTH = 20e-6  # seconds of serial work below which a fork-join doesn't pay: an idle pool wakes in 17 us
 B_BLOCK = 4 << 20  # bytes of B packed at once: more buys nothing and costs memory, a block a thread
@@ -99,6 +101,8 @@ def schedule(p: ContractionProblem, target: CpuTarget) -> ContractionSchedule:
         unit=unit,
         groups=groups,
         prefetch=_prefetch(p, target, tile, pack_rhs),
+        ahead=p.bytes > target.l2 // 2,
+        lhs_ahead=pack_lhs and 2 * (mc + nr) * depth * ELEMENT_BYTES[p.accumulate] <= target.l2 * 3 // 4,
         k_chunks=chunks,
         intrinsic=f"fma.v{lanes}{p.accumulate}",
         seconds=seconds(p, target, tile, pack_lhs, pack_rhs, threads),
@@ -147,15 +151,15 @@ def _blocks(
     p: ContractionProblem, target: CpuTarget, tile: RegisterTile, nr: int, reasons: list[str]
 ) -> tuple[int, int, int]:
     size = ELEMENT_BYTES[p.accumulate]
-    streams = (tile.rows + nr) * size <= STREAM * tile.step(_clocks(p, target))
+    streams = _streams(p, target, tile)
     ideal = DEEP if streams else max(target.l1 // 2 // (nr * size), 32)
     slack = 0 if streams else ideal // 2  # half as much again is better than a short last block
     blocks = max(1, -(-p.k // (ideal + slack)))
     if p.n_tile_limit:
         blocks = 1  # reductions over an N tile need whole sums
     kc = min(_up(-(-p.k // blocks), 4), max(p.k, 1)) if blocks > 1 else max(p.k, 1)
-    most, rows = (target.l2 * 3 // 8, 96) if streams else (target.l2 * 2 // 5, 192)
-    mc = max(tile.rows, min(most // (kc * size), rows) // tile.rows * tile.rows)
+    most = target.l2 * 3 // 8 if streams else target.l2 * 2 // 5
+    mc = max(tile.rows, min(most // (kc * size), ROWS) // tile.rows * tile.rows)
     nc = max(nr, min(target.l3 // (2 * target.cores), B_BLOCK) // (kc * size) // nr * nr)
     if p.n_tile_limit:  # the tile's sums stay in L2 beside the A block
         nc = p.n_tile_limit
@@ -165,6 +169,12 @@ def _blocks(
     reasons.append(f"MC {mc}: an A block is {mc * kc * size >> 10} KiB of {target.l2 >> 10} KiB L2")
     mc = min(mc, _up(max(p.m, 1), tile.rows))
     return kc, mc, nc if p.n_tile_limit else min(nc, _up(max(p.n, 1), nr))
+
+
+def _streams(p: ContractionProblem, target: CpuTarget, tile: RegisterTile) -> bool:
+    """Whether the tile multiplies so slowly that both its panels can come from L2."""
+    width = tile.rows + tile.vectors * target.lanes(p.accumulate)
+    return width * ELEMENT_BYTES[p.accumulate] <= STREAM * tile.step(_clocks(p, target))
 
 
 def _pack_lhs(
@@ -198,6 +208,8 @@ def _pack_rhs(p: ContractionProblem, target: CpuTarget, tile: RegisterTile, kc: 
     apart = b.k_stride * b.bytes
     if kc > WAYS * _sets(b.k_stride, b, target.l2 // WAYS):
         penalty, why = EVICTED, f"rows {apart} bytes apart share cache sets"
+    elif kc > WAYS and _sets(b.k_stride, b, L1_WAY) == 1 and not _streams(p, target, tile):
+        penalty, why = CROWDED, f"rows {apart} bytes apart share one set of L1"
     elif apart % LINE and p.k * p.n * b.bytes > target.l2 // 2:
         penalty, why = ACROSS_LINES, f"rows {apart} bytes apart cut across cache lines"
     else:

@@ -109,14 +109,14 @@ GPU = {
 }
 
 # (kind, register tile, cache block, K step, packed operands, split dimension, threads, K chunks) on two cores: Zen 3
-# multiplies two 256-bit vectors a clock, Zen 4 one of 512 bits
+# multiplies two 256-bit vectors a clock, Zen 4 one of 512 bits; "avx512", with sixteen cores, two of them
 CPU = {
-    ("zen3", "512"): ("tiled", (6, 16), (192, 512), 256, (True, False), "m", 2, 1),
-    ("zen3", "2048"): ("tiled", (6, 16), (150, 2048), 344, (True, True), "m", 2, 1),
-    ("zen3", "fc1"): ("tiled", (6, 16), (132, 2720), 384, (True, True), "m", 2, 1),
-    ("zen3", "fc2"): ("tiled", (6, 16), (132, 768), 384, (True, True), "m", 2, 1),
-    ("zen3", "head"): ("tiled", (6, 16), (132, 2720), 384, (True, True), "n", 2, 1),
-    ("zen3", "dW(fc1)"): ("tiled", (6, 16), (138, 768), 376, (True, False), "m", 2, 1),
+    ("zen3", "512"): ("tiled", (6, 16), (96, 512), 256, (True, False), "m", 2, 1),
+    ("zen3", "2048"): ("tiled", (6, 16), (96, 2048), 344, (True, True), "m", 2, 1),
+    ("zen3", "fc1"): ("tiled", (6, 16), (96, 2720), 384, (True, True), "m", 2, 1),
+    ("zen3", "fc2"): ("tiled", (6, 16), (96, 768), 384, (True, True), "m", 2, 1),
+    ("zen3", "head"): ("tiled", (6, 16), (96, 2720), 384, (True, True), "n", 2, 1),
+    ("zen3", "dW(fc1)"): ("tiled", (6, 16), (96, 768), 376, (True, False), "m", 2, 1),
     ("zen3", "mlp"): ("tiled", (4, 16), (32, 16), 64, (False, True), "m", 1, 1),
     ("zen3", "mlp dX"): ("tiled", (4, 16), (32, 64), 64, (False, False), "m", 1, 1),
     ("zen3", "mlp dW"): ("tiled", (6, 16), (66, 64), 32, (False, False), "m", 1, 1),
@@ -133,6 +133,11 @@ CPU = {
     ("zen4", "mlp dW"): ("tiled", (16, 16), (64, 64), 32, (False, False), "m", 1, 1),
     ("zen4", "one row"): ("dot", (1, 8), (1, 64), 768, (False, False), "n", 2, 1),
     ("zen4", "long k"): ("tiled", (16, 16), (16, 16), 25000, (False, False), "m", 2, 4),
+    ("avx512", "512"): ("tiled", (12, 32), (96, 512), 256, (True, False), "m", 16, 1),
+    ("avx512", "2048"): ("tiled", (12, 32), (96, 1920), 256, (True, True), "m", 16, 1),
+    ("avx512", "fc1"): ("tiled", (12, 32), (96, 1920), 256, (True, True), "m", 16, 1),
+    ("avx512", "dX(fc1)"): ("tiled", (12, 32), (96, 768), 280, (True, False), "m", 16, 1),
+    ("avx512", "mlp"): ("tiled", (8, 32), (32, 32), 64, (False, True), "m", 1, 1),
 }
 
 
