@@ -1,7 +1,8 @@
 """Reductions of tiles, in a fixed order: registers as a tree, lanes as a butterfly, warps by shared memory.
 
     registers   %lo = shuffle %x [0, 1, ..]; %hi = shuffle %x [n/2, ..]; %x = addf %lo, %hi          log2 steps
-    lanes       %y = nvvm.shfl.sync bfly %x, 8; %x = addf %x, %y             only the lane bits of the reduced dims
+    lanes       %y = nvvm.shfl.sync bfly %x, 8; %x = addf %x, %y             only the lane bits of the reduced dims;
+                of two values each of two threads first takes one: half the shuffles, and one at the end to tell
     warps       store to scratch; barrier; every thread loads what its partners have and combines it in their order
 
 Reductions that stand one after the other and are alike go through lanes and warps together: one barrier for all.
@@ -23,6 +24,7 @@ from nova.tile.text import Operand, Value
 
 HALVES = ("bf16", "f16")
 MOST_TOGETHER = 4  # reductions that share a barrier
+SHARED_OUT = 3  # steps of a butterfly from which two threads share their values out
 
 
 @lowers("nova_tile.reduce")
@@ -65,6 +67,9 @@ def combine(it: Distributor, kind: str, a: Value, b: Value) -> Value:
     if a.element in HALVES:
         wide = (it.convert("arith.extf", v, "f32") for v in (a, b))
         return it.convert("arith.truncf", it.binary(f"arith.{kind}", *wide), a.element)
+    if kind == "addf":  # the first sums may be multiply-adds, where products are summed
+        count = None if a.shape is None else count_of(a)
+        return it.result(f"arith.addf {a.name}, {b.name} fastmath<contract> : {a.type}", a.element, count)
     return it.binary(f"arith.{kind}", a, b)
 
 
@@ -104,9 +109,36 @@ def lane_masks(layout: NestedLayout, dims: Sequence[int]) -> list[int]:
 
 
 def reduce_lanes(it: Distributor, vector: Value, layout: NestedLayout, dims: Sequence[int], kind: str) -> Value:
-    for mask in lane_masks(layout, dims):
+    """A butterfly. Where a thread has several values, two threads first share them out, and each goes on with its own:
+    a shuffle costs four times an addition."""
+    masks = lane_masks(layout, dims)
+    split: list[int] = []
+    while len(masks) >= SHARED_OUT and count_of(vector) % 2 == 0:
+        split.append(masks.pop(0))
+        low, high = _halves(it, vector)
+        upper = _upper(it, split[-1])
+        keep, give = _select(it, upper, high, low), _select(it, upper, low, high)
+        vector = combine(it, kind, keep, it.shuffle_xor(give, split[-1]))
+    for mask in masks:
         vector = combine(it, kind, vector, it.shuffle_xor(vector, mask))
+    for mask in reversed(split):
+        other, upper = it.shuffle_xor(vector, mask), _upper(it, mask)
+        vector = it.concat([_select(it, upper, other, vector), _select(it, upper, vector, other)])
     return vector
+
+
+def _halves(it: Distributor, vector: Value) -> tuple[Value, Value]:
+    half = count_of(vector) // 2
+    return it.take(vector, range(half)), it.take(vector, range(half, 2 * half))
+
+
+def _upper(it: Distributor, mask: int) -> Value:
+    """Whether the lane is the upper one of the two that a mask brings together."""
+    return it.once(("upper lane", mask), lambda: it.compare("ne", it.int_op("andi", it.lane(), mask), 0))
+
+
+def _select(it: Distributor, condition: Value, a: Value, b: Value) -> Value:
+    return it.result(f"arith.select {condition.name}, {a.name}, {b.name} : {a.type}", a.element, count_of(a))
 
 
 def reduce_warps(it: Distributor, vector: Value, layout: NestedLayout, dims: Sequence[int], kind: str) -> Value:

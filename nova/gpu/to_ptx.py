@@ -63,13 +63,15 @@ def _wrap(module: ir.Module, arch: str, opt_level: int) -> ir.Module:
 
 
 def _expand_math(module: ir.Module, text: str) -> None:
-    """Expands math operations, if the text holds any that need it; then packs what is rounded to 16 bits."""
-    from nova.gpu import math, pack_halves
+    """Expands math operations, if the text holds any that need it; then conversions to and from 16 bits go in pairs."""
+    from nova.gpu import math, pack_halves, widen_halves
 
     if math.needs_expansion(text):
         math.expand(module)
     if "arith.truncf" in text:
         pack_halves.run(module)
+    if "arith.extf" in text:
+        widen_halves.run(module)
 
 
 def _assembly(module: ir.Module) -> str:

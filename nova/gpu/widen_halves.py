@@ -1,0 +1,41 @@
+"""Level 5 to level 5: bfloat16 becomes float32 by moving bits, two lanes from each 32-bit register.
+
+    %y = arith.extf %x : vector<4xbf16> to vector<4xf32>      ->      %w = bitcast to vector<2xi32>
+                                                                      low lanes: %w << 16; high lanes: %w & 0xffff0000
+
+A bfloat16 is the upper half of a float32. As a conversion, each lane is first taken out of its register and then
+shifted, by two instructions that run at half rate; a high lane needs one at full rate.
+"""
+
+from __future__ import annotations
+
+from nova import mlir
+from nova.lowering import lanes as ln
+from nova.mlir import ir
+
+HIGH = -0x10000  # the upper half of a word
+
+
+def run(module: ir.Module) -> None:
+    """Rewrites the conversions of vectors of even length. The module's context and a location must be current."""
+    for op in [op for op in mlir.leaves(module.operation) if op.name == "arith.extf" and _applies(op)]:
+        with ir.InsertionPoint(op):
+            op.results[0].replace_all_uses_with(_widened(op))
+        op.erase()
+
+
+def _applies(op: ir.Operation) -> bool:
+    source, result = op.operands[0].type, op.results[0].type
+    lanes = ln.lanes_of(source)
+    return lanes > 0 and lanes % 2 == 0 and str(ln.element_of(source)) == "bf16" and ln.element_of(result) == ln.f32()
+
+
+def _widened(op: ir.Operation) -> ir.Value:
+    (x,), result = op.operands, op.results[0].type
+    pairs = ln.lanes_of(result) // 2
+    kind = ln.vector_type(ln.int_type(32), pairs)
+    words = ln.create("vector.bitcast", kind, [x])
+    low = ln.shli(words, ln.constant(kind, 16))
+    high = ln.andi(words, ln.constant(kind, HIGH))
+    mask = [lane for pair in range(pairs) for lane in (pair, pairs + pair)]
+    return ln.create("vector.bitcast", result, [ln.shuffle(low, high, mask)])
