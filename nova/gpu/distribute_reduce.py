@@ -62,24 +62,26 @@ def _alike(it: Distributor, op: Op) -> list[Op]:
     return found
 
 
-def combine(it: Distributor, kind: str, a: Value, b: Value) -> Value:
-    """arith.<kind>, of 16-bit floats by way of f32."""
+def combine(it: Distributor, kind: str, a: Value, b: Value, own: bool = False) -> Value:
+    """arith.<kind>, of 16-bit floats by way of f32. `own`: of the thread's registers only, so the first sums may be
+    multiply-adds where products are summed. Two threads that exchange products would each leave another one unrounded,
+    and have different sums."""
     if a.element in HALVES:
         wide = (it.convert("arith.extf", v, "f32") for v in (a, b))
         return it.convert("arith.truncf", it.binary(f"arith.{kind}", *wide), a.element)
-    if kind == "addf":  # the first sums may be multiply-adds, where products are summed
+    if kind == "addf" and own:
         count = None if a.shape is None else count_of(a)
         return it.result(f"arith.addf {a.name}, {b.name} fastmath<contract> : {a.type}", a.element, count)
     return it.binary(f"arith.{kind}", a, b)
 
 
-def tree(it: Distributor, vector: Value, parts: int, kind: str) -> Value:
+def tree(it: Distributor, vector: Value, parts: int, kind: str, own: bool = False) -> Value:
     """Combines `parts` equal parts of a vector, which lie one after the other: the first with the middle one, ..."""
     while parts > 1:
         size = count_of(vector) // parts
         half = parts // 2
         low, high = it.take(vector, range(half * size)), it.take(vector, range(half * size, 2 * half * size))
-        joined = combine(it, kind, low, high)
+        joined = combine(it, kind, low, high, own)
         if parts % 2:
             joined = it.concat([joined, it.take(vector, range(2 * half * size, parts * size))])
         vector, parts = joined, half + parts % 2
@@ -94,7 +96,7 @@ def reduce_registers(it: Distributor, tile: Value, layout: NestedLayout, dims: S
     kept = [axis for axis in range(3 * layout.rank) if axis not in gone]
     order = registers.transpose(gone + kept).reshape(-1)
     parts = layout.registers // left
-    return tree(it, it.take(tile, order), parts, kind) if parts > 1 else tile
+    return tree(it, it.take(tile, order), parts, kind, own=True) if parts > 1 else tile
 
 
 def lane_masks(layout: NestedLayout, dims: Sequence[int]) -> list[int]:

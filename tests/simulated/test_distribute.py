@@ -7,6 +7,7 @@ import pytest
 from tile_programs import MEMORY, compare, level5, numbers
 
 from nova.gpu import exchange
+from nova.gpu.to_ptx import to_ptx
 from nova.tile.builder import Program
 from nova.tile.layout import NestedLayout, blocked, mma_accumulator, mma_lhs
 from nova.tile.text import Value
@@ -267,3 +268,22 @@ def test_many_changes_of_layout_in_a_loop_share_memory() -> None:
     program.store(program.to_layout(loop.results[0], target), program.args[1], 0, [0, 0], strides=[64, 1], vector=4)
     compare(program, [numbers("f32", 4096), np.zeros(4096, np.float32)])
     assert int(re.search(r"nova_gpu.shared = (\d+)", level5(program))[1]) <= 64 * 64 * 4 + 1024
+
+
+@pytest.mark.parametrize("lanes", [4, 32])
+def test_lanes_exchange_rounded_products(lanes: int) -> None:
+    """A sum of products that are a lane's own may be a multiply-add. A lane that adds another's product to its own
+    rounds both, or the two would have different sums; the simulator, which never fuses, cannot tell."""
+    layout = blocked((2 * lanes,), (1,), (lanes,), 2)
+    contract = "fastmath = #arith.fastmath<contract>"
+    for vector, fused in ((1, False), (2, True)):
+        program = Program("dot", 2, (1, 1, 1), 32)
+        layout = blocked((vector * lanes,), (1,), (lanes,), vector)
+        x, y = (program.load(program.args[0], base, [0], "f32", layout, strides=[1]) for base in (0, 64))
+        program.store_scalar(
+            program.reduce(program.binary("arith.mulf", x, y, contract), [0], "addf"), program.args[1], 0
+        )
+        ptx = to_ptx(level5(program), "sm_80")
+        assert ("fma.rn.f32" in ptx) is fused
+        shuffles = ptx[ptx.index("shfl") :]
+        assert shuffles.count("add.rn.f32") == lanes.bit_length() - 1 and "fma" not in shuffles
