@@ -62,16 +62,40 @@ def level5(text: str, arch: str, first: int = 1) -> str:
 
 def check(kernel: Kernel, arch: str) -> None:
     """Assembles a kernel and compares it with what its entry promises."""
-    assembled = ptxas.assemble(to_ptx(kernel.text(arch), arch), arch)
+    text = kernel.text(arch)
+    assembled = ptxas.assemble(to_ptx(text, arch), arch)
     assert not assembled.warnings, assembled.warnings
     for name, used in assembled.kernels.items():
         assert used.clean, f"{name}: {used}"
         assert used.registers <= kernel.registers, f"{name}: {used}"
-    code = [i for instructions in ptxas.disassemble(assembled.cubin).values() for i in instructions]
+    functions = ptxas.disassemble(assembled.cubin)
+    for name, instructions in functions.items():
+        check_order(name, instructions, "nova_gpu.dependent" in text)
+    code = [i for instructions in functions.values() for i in instructions]
     wanted = {"LDL": 0, "STL": 0, **kernel.counts, **kernel.by_arch.get(arch, {})}
     found = {name: ptxas.count(code, name) for name in wanted}
     wrong = {name: (found[name], want) for name, want in wanted.items() if not _meets(found[name], want)}
     assert not wrong, f"(found, wanted): {wrong}; all: {dict(ptxas.histogram(code).most_common())}"
+
+
+MEMORY = ("LD", "ST", "RED", "ATOM", "UTMA", "UBLK", "CCTL", "SYNCS")  # beginnings of opcodes
+WAIT, LET_BEGIN = "ACQBULK", "PREEXIT"  # griddepcontrol.wait and .launch_dependents
+
+
+def check_order(name: str, instructions: list[ptxas.Instruction], dependent: bool) -> None:
+    """A launch that may begin early waits, in every thread, before it touches any memory but its parameters; and only
+    then lets the next one begin, which so never runs beside a launch further back."""
+    bases = [i.base for i in instructions]
+    assert bases.count(WAIT) == int(dependent), f"{name} waits {bases.count(WAIT)} times"
+    if not dependent:
+        assert LET_BEGIN not in bases
+        return
+    wait = bases.index(WAIT)
+    assert not instructions[wait].predicate, f"{name}: {instructions[wait]}"
+    early = [i for i in instructions[:wait] if i.base.startswith(MEMORY) and not i.base.startswith("LDC")]
+    early += [i for i in instructions[:wait] if i.base in (LET_BEGIN, "BRA", "EXIT", "BAR")]
+    assert not early, f"{name} does not wait first: {early}"
+    assert LET_BEGIN in bases, f"{name} keeps the next launch waiting"
 
 
 def _meets(found: int, wanted: Count) -> bool:
