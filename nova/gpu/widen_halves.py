@@ -4,7 +4,8 @@
                                                                       low lanes: %w << 16; high lanes: %w & 0xffff0000
 
 A bfloat16 is the upper half of a float32. As a conversion, each lane is first taken out of its register and then
-shifted, by two instructions that run at half rate; a high lane needs one at full rate.
+shifted, by two instructions that run at half rate; a high lane needs one at full rate. What is only compared and
+rounded again is left alone: LLVM sees that it needs no float32 at all.
 """
 
 from __future__ import annotations
@@ -14,20 +15,30 @@ from nova.lowering import lanes as ln
 from nova.mlir import ir
 
 HIGH = -0x10000  # the upper half of a word
+PICKS = ("arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf")
 
 
 def run(module: ir.Module) -> None:
     """Rewrites the conversions of vectors of even length. The module's context and a location must be current."""
-    for op in [op for op in mlir.leaves(module.operation) if op.name == "arith.extf" and _applies(op)]:
+    for op in [op for op in mlir.leaves(module.operation) if _applies(op) and not _stays_narrow(op)]:
         with ir.InsertionPoint(op):
             op.results[0].replace_all_uses_with(_widened(op))
         op.erase()
 
 
 def _applies(op: ir.Operation) -> bool:
+    if op.name != "arith.extf":
+        return False
     source, result = op.operands[0].type, op.results[0].type
     lanes = ln.lanes_of(source)
     return lanes > 0 and lanes % 2 == 0 and str(ln.element_of(source)) == "bf16" and ln.element_of(result) == ln.f32()
+
+
+def _stays_narrow(op: ir.Operation) -> bool:
+    """Whether the maximum or minimum of it is all that is wanted, in 16 bits again."""
+    users = [use.owner for use in op.results[0].uses]
+    rounded = (use.owner.operation.name == "arith.truncf" for user in users for use in user.operation.results[0].uses)
+    return all(user.operation.name in PICKS for user in users) and all(rounded)
 
 
 def _widened(op: ir.Operation) -> ir.Value:
