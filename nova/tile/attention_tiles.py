@@ -16,6 +16,7 @@ from nova.errors import CompileError
 from nova.fusion.attention_form import Access, Attention
 from nova.schedule.attention_gpu import operand_width
 from nova.schedule.target import ELEMENT_BYTES
+from nova.tile import widths
 from nova.tile.builder import Program
 from nova.tile.layout import NestedLayout, mma_accumulator, mma_lhs, mma_rhs
 from nova.tile.text import Operand, Value
@@ -142,7 +143,7 @@ def place(p: Program, access: Access, *indices: Operand) -> Operand:
 
 def is_wide(strides: tuple[int, ...], extents: tuple[int, ...]) -> bool:
     """Whether offsets within the last dimensions need 64 bits."""
-    return sum(max(n - 1, 0) * stride for n, stride in zip(extents, strides, strict=True)) >= 1 << 31
+    return widths.is_wide(sum(max(n - 1, 0) * stride for n, stride in zip(extents, strides, strict=True)))
 
 
 def bounds_of(extents: Sequence[int], tile: Sequence[int]) -> list[int]:

@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nova.errors import CompileError
 from nova.tile.layout import NestedLayout
 from nova.tile.text import BITS, FLOATS, Emitter, Operand, Value, number_text
 
 POINTER = "!llvm.ptr<1>"
+MOST_BLOCKS = (1 << 31) - 1
 _CONVERT = {"arith.extf", "arith.truncf", "arith.sitofp", "arith.uitofp", "arith.fptosi", "arith.fptoui", "arith.extsi",
             "arith.extui", "arith.trunci", "arith.bitcast", "arith.index_cast"}  # fmt: skip
 
@@ -35,6 +37,8 @@ class Program(Emitter):
         self, name: str, arguments: int, grid: tuple[int, int, int], threads: int, min_blocks: int = 0
     ) -> None:
         super().__init__()
+        if grid[0] > MOST_BLOCKS:
+            raise CompileError(f"{name}: {grid[0]:,} blocks are more than a launch may have")
         self.name, self.grid, self.threads, self.min_blocks = name, grid, threads, min_blocks
         self.args = [Value(f"%arg{i}", POINTER) for i in range(arguments)]
 

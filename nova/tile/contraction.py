@@ -32,6 +32,7 @@ from nova.tile.contraction_unit import Unit, unit_of
 from nova.tile.expressions import Domain
 from nova.tile.layout import WARP, NestedLayout, blocked
 from nova.tile.text import BITS, Operand, Value
+from nova.tile.widths import check_numbers, is_wide
 
 REDUCING_LANES = 8  # along a row that is reduced: 128 bytes of it at once are enough for memory
 SLICE = 32  # results of a thread that go through the epilogue together
@@ -65,6 +66,7 @@ class _Generator:
         self.element = str(plan.form.accumulator)
         self.unit: Unit = unit_of(schedule, *self.sides, self.element)
         tiling = self.tiling
+        check_numbers(f"kernel @{plan.form.name}", tiling.m.extent, tiling.n.extent, tiling.k.extent)
         self.blocks_m, self.blocks_n = (
             -(-role.extent // b) for role, b in zip((tiling.m, tiling.n), self.block, strict=True)
         )
@@ -195,7 +197,7 @@ class _Generator:
         run = self.unit.accumulator.element[1]
         program.store(
             sums, program.args[self.plan.workspace], base, [frame.row, frame.column], strides=[n.extent, 1],
-            extents=extents, vector=run if n.extent % run == 0 else 1, wide=m.extent * n.extent >= 1 << 31,
+            extents=extents, vector=run if n.extent % run == 0 else 1, wide=is_wide(m.extent * n.extent),
         )  # fmt: skip
 
     def merge(self) -> Program:
@@ -218,7 +220,7 @@ class _Generator:
             base = program.add(program.mul(program.cast(outer, "i64"), m.extent * n.extent), number * self.plane)
             return program.load(
                 program.args[self.plan.workspace], base, [frame.row, frame.column], self.element, layout,
-                strides=[n.extent, 1], extents=extents, vector=vector, wide=m.extent * n.extent >= 1 << 31,
+                strides=[n.extent, 1], extents=extents, vector=vector, wide=is_wide(m.extent * n.extent),
             )  # fmt: skip
 
         def sums() -> Value:

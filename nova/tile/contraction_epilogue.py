@@ -37,6 +37,7 @@ from nova.tile.expressions import (
     memory_element,
 )
 from nova.tile.text import Operand, Value
+from nova.tile.widths import is_wide, position_type
 
 _IDENTITY = {"addf": 0.0, "mulf": 1.0, "maximumf": float("-inf"), "minimumf": float("inf"), "addi": 0, "ori": 0}
 
@@ -287,7 +288,7 @@ class Place(Sources):
     def _is_wide(self, item: Linear) -> bool:
         """Whether places within the plane are further apart than 32 bits say."""
         own = {*self.plan.tiling.m.tile, *self.plan.tiling.n.tile}
-        return sum(abs(c) * self.plan.tiling.sizes[loop] for loop, c in item.terms if loop in own) >= 1 << 31
+        return is_wide(sum(abs(c) * self.plan.tiling.sizes[loop] for loop, c in item.terms if loop in own))
 
     def _widened(self, dims: tuple[int, ...], steps: list[int], part: Part) -> tuple[tuple[int, ...], list[int]]:
         """A dimension of one element has no step, but the value may have it."""
@@ -301,7 +302,7 @@ class Place(Sources):
         numel = item.const + sum(
             abs(c) * max(self.sizes[loop] - 1, 0) for loop, c in item.terms if loop < len(self.sizes)
         )
-        element = "i32" if numel < 1 << 31 else "i64"
+        element = position_type(numel)
         own = {*tiling.m.tile, *tiling.n.tile}
         rest = Linear(item.const, tuple((loop, c) for loop, c in item.terms if loop not in own))
         base = base_of(self.frame, rest)

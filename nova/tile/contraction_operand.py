@@ -16,6 +16,7 @@ from nova.tile.contraction_frame import Frame, alignment, base_of, linear_of, sp
 from nova.tile.expressions import memory_element
 from nova.tile.layout import NestedLayout
 from nova.tile.text import BITS, Operand, Value
+from nova.tile.widths import is_wide
 
 COPY_BYTES = 16  # of the widest asynchronous copy
 
@@ -105,7 +106,7 @@ class Ring:
         numel = side.across.extent * abs(side.across_stride) + side.k.extent * abs(side.k_stride)
         program.async_copy(
             program.args[side.access.buffer], self.shared, stage, base, offsets, strides=strides, extents=extents,
-            vector=side.vector, wide=numel >= 1 << 31,
+            vector=side.vector, wide=is_wide(numel),
         )  # fmt: skip
 
     def _outside(self) -> Linear:

@@ -23,6 +23,7 @@ from nova.tile import philox
 from nova.tile.builder import Program
 from nova.tile.layout import NestedLayout
 from nova.tile.text import BITS, FLOATS, Operand, Value
+from nova.tile.widths import position_type
 
 NARROW = ("bf16", "f16")
 INT32, INT64 = (-(1 << 31), (1 << 31) - 1), (-(1 << 63), (1 << 63) - 1)
@@ -313,7 +314,7 @@ class Evaluator:
 
     def _extract(self, node: Expr, args: list[Part]) -> Part:
         tensor: Tensor = node.attr
-        element = "i32" if tensor.numel < 1 << 31 else "i64"
+        element = position_type(tensor.numel)
         strides = row_major(tensor.shape)
         parts = [
             self.domain.scale(self.domain.convert(arg, element), stride)

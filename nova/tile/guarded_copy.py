@@ -41,7 +41,7 @@ def generate(kernel: ir.OpView, target: GpuTarget) -> tuple[list[Program], int]:
         target_, source = p.load_pointer(table, word), p.load_pointer(table, p.add(word, 1))
         size = p.load_scalar(table, p.add(word, 2), "i64")
         own = p.rem(p.add(p.program_id(0), loop.index), blocks)  # small tensors are dealt out over the blocks
-        _vectors(p, target_, source, p.cast(p.div(size, VECTOR), "i32"), own, blocks)
+        _vectors(p, target_, source, p.div(size, VECTOR), own, blocks)
         _tail(p, target_, source, size, own)
     return [p], 0
 
@@ -49,11 +49,10 @@ def generate(kernel: ir.OpView, target: GpuTarget) -> tuple[list[Program], int]:
 def _vectors(p: Program, target: Value, source: Value, vectors: Operand, own: Operand, blocks: int) -> None:
     """Vectors own * THREADS + thread, then those `blocks` blocks further, and so on."""
     layout = blocked([THREADS, VECTOR // 4], [THREADS // 32, 1], [32, 1], VECTOR // 4)
-    vector, word = p.iota(0, layout), p.iota(1, layout)
-    with p.for_(own, p.cdiv(vectors, THREADS), blocks) as loop:
-        number = p.binary("arith.addi", vector, p.mul(loop.index, THREADS))
-        start = p.binary("arith.muli", p.convert(number, "i64"), VECTOR // 4)
-        at = p.binary("arith.addi", start, p.convert(word, "i64"))
+    vector, word = (p.convert(p.iota(dim, layout), "i64") for dim in (0, 1))
+    with p.for_(own, p.cast(p.cdiv(vectors, THREADS), "i32"), blocks) as loop:
+        number = p.binary("arith.addi", vector, p.mul(p.cast(loop.index, "i64"), THREADS))
+        at = p.binary("arith.addi", p.binary("arith.muli", number, VECTOR // 4), word)
         inside = p.cmp("slt", number, vectors)
         p.scatter(p.gather(source, at, WORD, inside, vector=VECTOR // 4), target, at, inside, vector=VECTOR // 4)
 

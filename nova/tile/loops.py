@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nova.errors import CompileError
 from nova.fusion.kernel import WIDTHS, Kernel, Tensor
 from nova.fusion.readback import read
 from nova.mlir import ir
@@ -27,9 +26,9 @@ from nova.tile.loops_emit import Work
 from nova.tile.loops_plan import Nest, Planner, accesses, numel, order_loops, reads_of, simplify
 from nova.tile.loops_space import Frame, Memory
 from nova.tile.text import BITS
+from nova.tile.widths import is_wide
 
 ALIGNMENT = 256  # of slots in the workspace
-MOST_BLOCKS = (1 << 31) - 1
 
 
 def generate(func_op: ir.OpView, target: GpuTarget) -> tuple[list[Program], int]:
@@ -163,7 +162,7 @@ class Loops:
         across = None
         for tensor, linear, _ in accesses(nest):
             terms = dict(linear.terms)
-            if terms.get(lane, 0) in (0, 1) or tensor.numel >= 1 << 31:
+            if terms.get(lane, 0) in (0, 1) or is_wide(tensor.numel):
                 continue
             row = next((d for d in nest.row_order if terms.get(d) == 1 and sizes[d] >= 8), None)
             if row is not None and sizes[lane] >= 8:
@@ -261,8 +260,6 @@ class Loops:
         threads = max(work.shape.threads for work in works)
         blocks = sum(work.blocks for work in works)
         name = self.kernel.name
-        if blocks > MOST_BLOCKS:
-            raise CompileError(f"kernel @{name}: {blocks} blocks are more than a launch may have")
         program = Program(f"{name}_{number}", len(self.arguments) + 2, (max(blocks, 1), 1, 1), threads)
         places = {tensor: place for place, tensor in enumerate(self.arguments)}
         memory = Memory(program, places, self.slots, len(self.arguments))

@@ -16,15 +16,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from nova.errors import CompileError
 from nova.fusion.kernel import Expr, Index, Out, Structured, Tensor, rewrite, walk
 from nova.lowering.constants import LOG2_E
 from nova.tile.expressions import Domain, Part, memory_element
 from nova.tile.loops_body import Body, combined, computed, constant_tile, finished, reduced, start_of
 from nova.tile.loops_emit import Accumulators, Work, make_body, store_totals
 from nova.tile.loops_plan import Key, Nest
-from nova.tile.loops_space import OVERHANG, ROW, UNROLL, VECTOR, WIDE, Memory, decode
+from nova.tile.loops_space import ROW, UNROLL, VECTOR, Memory, decode
 from nova.tile.text import Operand, Value
+from nova.tile.widths import check_numbers
 
 
 @dataclass
@@ -112,8 +112,7 @@ class _LongRow:
         whole = groups // size * size
         left = (groups - whole) // across
         program, states = self.program, _States(step, self.online)
-        if self.work.frame.group_number != "i32":
-            raise CompileError(f"rows of {groups:,} vectors: at most {WIDE - OVERHANG:,} have GPU code")
+        check_numbers("vectors of a row", groups)
 
         def body(start: Operand, unrolled: int, ragged: bool) -> Body:
             layout = self.work.layout(unrolled, 1)

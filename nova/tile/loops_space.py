@@ -23,10 +23,9 @@ from nova.tile.expressions import Domain, Part, Sources, memory_element
 from nova.tile.layout import NestedLayout
 from nova.tile.loops_plan import flat
 from nova.tile.text import BITS, Operand, Value
+from nova.tile.widths import is_wide, number_type, position_type
 
 ROW, UNROLL, GROUP, VECTOR = range(4)
-WIDE = 1 << 31  # elements of a tensor from which offsets take 64 bits
-OVERHANG = 1 << 20  # more than a tile hangs over the end of what it covers
 
 
 @dataclass
@@ -74,11 +73,11 @@ class Frame:
     @property
     def row_number(self) -> str:
         """The type of a row's number."""
-        return "i64" if self.row_count > WIDE - OVERHANG else "i32"
+        return number_type(self.row_count)
 
     @property
     def group_number(self) -> str:
-        return "i64" if self.group_count > WIDE - OVERHANG else "i32"
+        return number_type(self.group_count)
 
 
 @dataclass
@@ -189,7 +188,7 @@ class Space(Sources):
     def place(self, tensor: Tensor, index: Index) -> Place:
         linear = flat(tensor, index)
         terms = dict(linear.terms)
-        element = "i64" if tensor.numel >= WIDE else "i32"
+        element = position_type(tensor.numel)
         place = Place(linear.const, 0, 0, [], element, linear)
         for loop, coefficient in linear.terms:
             if loop in self.fixed:
@@ -275,7 +274,7 @@ class Space(Sources):
             vector = self.vector(place, tensor)
         program.store(
             value, self.pointer(tensor), window.base, window.offsets, strides=window.strides, extents=window.extents,
-            vector=vector, wide=tensor.numel >= WIDE,
+            vector=vector, wide=is_wide(tensor.numel),
         )  # fmt: skip
 
     def vector(self, place: Place, tensor: Tensor) -> int:
@@ -351,7 +350,7 @@ class Window:
     def load(self, space: Space, tensor: Tensor, memory: str, layout: NestedLayout, vector: int) -> Value:
         return space.program.load(
             space.pointer(tensor), self.base, self.offsets, memory, layout, strides=self.strides,
-            extents=self.extents, vector=vector, wide=tensor.numel >= WIDE,
+            extents=self.extents, vector=vector, wide=is_wide(tensor.numel),
         )  # fmt: skip
 
 

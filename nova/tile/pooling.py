@@ -10,7 +10,8 @@ import math
 from nova.tile.builder import Program
 from nova.tile.layout import blocked
 from nova.tile.text import Value
-from nova.tile.whole_op import WIDE, Op, combination
+from nova.tile.whole_op import Op, combination
+from nova.tile.widths import position_type
 
 THREADS, ELEMENTS = 256, 4
 
@@ -19,7 +20,7 @@ def backward(op: Op) -> None:
     """The one launch."""
     planes_shape, pooled = op.result_shape(), op.shape(0)
     size = math.prod(planes_shape)
-    kind = "i64" if max(size, math.prod(pooled)) >= WIDE else "i32"
+    kind = position_type(max(size, math.prod(pooled)))
     layout = blocked([THREADS * ELEMENTS], [THREADS // 32], [32])
     p = op.launch("windows", -(-size // layout.shape[0]), THREADS)
     first = p.mul(p.cast(p.program_id(0), kind), layout.shape[0])

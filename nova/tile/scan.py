@@ -22,7 +22,8 @@ from nova.schedule.target import GpuTarget
 from nova.tile.builder import Program
 from nova.tile.layout import NestedLayout, blocked
 from nova.tile.text import BITS, Operand, Value
-from nova.tile.whole_op import WIDE, Op, combination, power_of_two, running_type, vector_of
+from nova.tile.whole_op import Op, combination, power_of_two, running_type, vector_of
+from nova.tile.widths import is_wide, number_type
 
 WARPS = 8
 ELEMENTS = 8  # of a thread, along n
@@ -56,6 +57,11 @@ class _Scan:
     outer_stride: int = 0
     parts: int = 1  # blocks along n
     partials: int = 0  # offset of [part, block, other dimension] in the workspace
+
+    @property
+    def number(self) -> str:
+        """The type of an element's number along either dimension."""
+        return number_type(*self.extents)
 
     def emit(self, op: Op, target: GpuTarget) -> None:
         if not self.steps or not self.blocks:
@@ -93,7 +99,7 @@ class _Body:
         self.block = block
         outer, rest = (p.div(block, of.cut), p.rem(block, of.cut)) if of.cut else (0, block)
         self.base = p.mul(p.cast(outer, "i64"), of.outer_stride)
-        self.other = p.mul(rest, of.layout.shape[1 - of.along])
+        self.other = p.mul(p.cast(rest, of.number), of.layout.shape[1 - of.along])
         share = -(-of.steps // of.parts)
         self.begin = p.mul(self.part, share)
         self.end = of.steps if of.parts == 1 else p.min(p.add(self.begin, share), of.steps)
@@ -101,7 +107,7 @@ class _Body:
     def window(self, step: Operand) -> tuple[list[Operand], dict[str, Any]]:
         of = self.of
         offsets: list[Operand] = [self.other]
-        offsets.insert(of.along, self.p.mul(step, of.layout.shape[of.along]))
+        offsets.insert(of.along, self.p.mul(self.p.cast(step, of.number), of.layout.shape[of.along]))
         return offsets, {"strides": of.strides, "extents": of.extents, "vector": of.vector, "wide": of.wide}
 
     def load(self, step: Operand) -> Value:
@@ -165,7 +171,7 @@ def _rows(op: Op, outer: int, n: int, target: GpuTarget) -> _Scan:
     batch = min(max(1, ELEMENTS // vector), power_of_two(-(-n // unit)))
     layout = blocked([across, unit * batch], [across, along], [1, 32], vector)
     steps = -(-n // layout.shape[1])
-    return _Scan(layout, 1, -(-outer // across), steps, [n, 1], [outer, n], vector, outer * n >= WIDE)
+    return _Scan(layout, 1, -(-outer // across), steps, [n, 1], [outer, n], vector, is_wide(outer * n))
 
 
 def _columns(op: Op, outer: int, n: int, inner: int, target: GpuTarget) -> _Scan:
@@ -184,4 +190,4 @@ def _columns(op: Op, outer: int, n: int, inner: int, target: GpuTarget) -> _Scan
     layout = blocked([unit * batch, across * lanes * vector], [along, across], [32 // lanes, lanes], vector)
     cut = -(-inner // layout.shape[1])
     steps = -(-n // layout.shape[0])
-    return _Scan(layout, 0, outer * cut, steps, [inner, 1], [n, inner], vector, n * inner >= WIDE, cut, n * inner)
+    return _Scan(layout, 0, outer * cut, steps, [inner, 1], [n, inner], vector, is_wide(n * inner), cut, n * inner)

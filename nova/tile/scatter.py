@@ -28,7 +28,8 @@ from nova.tile.layout import blocked
 from nova.tile.scatter_runs import combine_few, combine_lines, combine_runs
 from nova.tile.text import Value
 from nova.tile.updates import Updates
-from nova.tile.whole_op import WIDE, Op, decode, dot, power_of_two, vector_of
+from nova.tile.whole_op import Op, decode, dot, power_of_two, vector_of
+from nova.tile.widths import check_numbers, is_wide
 
 THREADS = 256
 FEW = 8  # updates that are walked rather than sorted
@@ -243,5 +244,6 @@ def _run(op: Op, updates: Updates) -> None:
 
 
 def _check_places(op: Op, updates: Updates) -> None:
-    if updates.places >= WIDE - 1:
+    check_numbers(f"kernel @{op.function}, updates", updates.count)
+    if is_wide(updates.places + 1):
         raise CompileError(f"kernel @{op.function}: {updates.places} places are more than keys of 32 bits can name")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from nova.tile.builder import Program
 from nova.tile.layout import NestedLayout
 from nova.tile.text import Operand, Value
-from nova.tile.whole_op import WIDE, Op, combination, decode, dot, vector_of
+from nova.tile.whole_op import Op, combination, decode, dot, vector_of
+from nova.tile.widths import position_type
 
 # (program, tile of update numbers, where they exist) -> (their places, which of those exist)
 Key = Callable[[Program, Value, Value], tuple[Value, Value]]
@@ -68,7 +69,7 @@ class Updates:
     def wide(self, op: Op) -> str:
         """The type of positions in memory."""
         sizes = [math.prod(op.result_shape()), math.prod(op.shape(self.values))]
-        return "i64" if max(sizes) >= WIDE else "i32"
+        return position_type(max(sizes))
 
 
 class Columns:

@@ -10,8 +10,6 @@ from nova.tile.builder import Program
 from nova.tile.expressions import memory_element
 from nova.tile.text import BITS, FLOATS, Operand, Value
 
-WIDE = 1 << 31  # elements from which on positions need 64 bits
-
 
 class Op:
     """The op, and the launches made for it so far."""

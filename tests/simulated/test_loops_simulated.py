@@ -17,7 +17,7 @@ from nova.gpu import simulate
 from nova.gpu.distribute import distribute
 from nova.mlir import ir
 from nova.schedule import target as targets
-from nova.tile import generate, interpret, loops_space
+from nova.tile import generate, interpret, widths
 from tests.numerics import test_loops as cases
 
 LEFT_OUT = {
@@ -80,6 +80,6 @@ def _simulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 )  # fmt: skip
 def test_numbers_of_rows_and_vectors_in_64_bits(case, monkeypatch: pytest.MonkeyPatch) -> None:
     """What tensors beyond 2^31 elements need, with the border moved down to 256."""
-    monkeypatch.setattr(loops_space, "WIDE", 256)
-    monkeypatch.setattr(loops_space, "OVERHANG", 128)
+    monkeypatch.setattr(widths, "WIDE", 256)
+    monkeypatch.setattr(widths, "OVERHANG", 128)
     case()
