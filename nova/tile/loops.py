@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nova.fusion.kernel import WIDTHS, Kernel, Tensor
+from nova.fusion.kernel import WIDTHS, Kernel, Structured, Tensor
 from nova.fusion.readback import read
 from nova.mlir import ir
 from nova.schedule.bandwidth import WASTE, TileProblem, TileShape, schedule_tile
@@ -44,6 +44,7 @@ class Loops:
         simplify(kernel)
         self.loops = len(kernel.loops)
         self.arguments = [*kernel.args, *kernel.outs]
+        self.alone: set[Structured] = set()
         self.slots: dict[Tensor, int] = {}
         self.bytes = 0
 
@@ -51,7 +52,6 @@ class Loops:
         works = self.plan(apart=False)
         if any(w.shape.long and any(t.keeps or (t.op.loops != w.frame.rows and not w.nest.is_row(t.op))
                                     for t in w.nest.totals) for w in works):  # fmt: skip
-            del self.kernel.loops[self.loops :]
             works = self.plan(apart=True)
         works = self.absorb(works)
         self.store(works)
@@ -63,13 +63,20 @@ class Loops:
     # --- plans ---
 
     def plan(self, apart: bool) -> list[Work]:
-        nests = Planner(self.kernel, apart).run()
-        works: list[Work] = []
-        for nest in sorted(nests, key=lambda n: n.level):
-            for total in nest.merges:
-                nest.column_order = total.columns
-            works.append(self.work(nest))
-        return works
+        """Nests and their tiles. A row's value that several blocks need is not written over what they make it from:
+        its op gets a nest of its own, and the others wait for that or come before it."""
+        while True:
+            del self.kernel.loops[self.loops :]
+            nests = Planner(self.kernel, apart, self.alone).run()
+            works: list[Work] = []
+            for nest in sorted(nests, key=lambda n: n.level):
+                for total in nest.merges:
+                    nest.column_order = total.columns
+                works.append(self.work(nest))
+            crossing = {op for work in works for op in self.crossing(work)}
+            if not crossing:
+                return works
+            self.alone |= crossing
 
     def work(self, nest: Nest) -> Work:
         """The tile of a nest; its totals get their partial sums."""
@@ -102,7 +109,7 @@ class Loops:
             element = computed(memory_element(total.out.value.type))
             extents = tuple(kernel.loops[loop] for loop in total.columns)
             total.partial = Tensor("local", (shape.parts, *extents), element, f"share{number}")
-        work.barrier = self.shares_row(nest)
+        work.barrier = bool(self.shared_rows(nest))
         return work
 
     def problem(self, nest: Nest, frame: Frame, fixed: tuple[int, ...], turned: bool) -> TileProblem:
@@ -189,12 +196,17 @@ class Loops:
             return False
         return rows > 0
 
-    def shares_row(self, nest: Nest) -> bool:
-        """Whether a row's value is written over an operand that all threads of the row read."""
+    def shared_rows(self, nest: Nest) -> list[Structured]:
+        """Ops that write a row's value over an operand that all threads of the row read."""
         reads = {tensor for op in nest.ops for tensor, _ in reads_of(op)}
-        written = {out.tensor for op in nest.ops if nest.is_row(op) for out in op.outs}
-        arguments = self.arguments
-        return any(arguments[a] in reads and self.kernel.outs[r] in written for a, r in self.kernel.inplace)
+        over = {self.kernel.outs[r] for a, r in self.kernel.inplace if self.arguments[a] in reads}
+        return [op for op in nest.ops if nest.is_row(op) and any(out.tensor in over for out in op.outs)]
+
+    def crossing(self, work: Work) -> list[Structured]:
+        """Those of them whose rows are dealt out over several blocks."""
+        rows = frozenset(work.nest.row_order)
+        one_block = work.shape.long or work.flat_total or work.column_tiles == 1
+        return [op for op in self.shared_rows(work.nest) if not one_block or frozenset(op.loops) != rows]
 
     # --- launches ---
 

@@ -13,7 +13,7 @@ the place where they make it. Totals over the rows are complete only in the merg
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from nova.errors import CompileError
@@ -68,13 +68,13 @@ def rounds(nest: Nest) -> list[tuple[list[Structured], list[Structured]]]:
     So the threads of a row come together once a round, however many values they reduce.
     """
     totals = {total.op for total in nest.totals}
-    makers = {out.tensor: op for op in nest.ops for out in op.outs}
+    makers = nest.keys()
     found: list[tuple[list[Structured], list[Structured]]] = []
     number: dict[Structured, int] = {}
     for op in nest.ops:
         if op in totals:
             continue
-        needs = [makers[tensor] for tensor, _ in reads_of(op) if tensor in makers]
+        needs = [makers[t, i] for t, i in reads_of(op) if i is not None and (t, i) in makers]
         number[op] = max((number[m] + bool(m.reduced) for m in needs if m in number), default=0)
         while len(found) <= number[op]:
             found.append(([], []))
@@ -108,9 +108,10 @@ def simplify(kernel: Kernel) -> None:
 class Planner:
     """Puts ops, in order, into nests."""
 
-    def __init__(self, kernel: Kernel, apart: bool = False):
-        """`apart`: totals over the rows that need every element don't share a nest with reductions along the rows."""
-        self.kernel, self.apart = kernel, apart
+    def __init__(self, kernel: Kernel, apart: bool = False, alone: Collection[Structured] = ()):
+        """`apart`: totals over the rows that need every element don't share a nest with reductions along the rows.
+        `alone`: ops that don't share a nest with ops of other loops."""
+        self.kernel, self.apart, self.alone = kernel, apart, alone
         self.nests: list[Nest] = []
         self.home: dict[Structured, Nest] = {}
         self.writers: dict[Tensor, list[tuple[Structured, Out]]] = {}
@@ -203,6 +204,8 @@ class Planner:
 
     def shape_fits(self, op: Structured, nest: Nest) -> bool:
         loops, full = frozenset(op.loops), nest.full
+        if loops != full and any(one in self.alone for one in (op, *nest.ops)):
+            return False
         if nest.merges:
             return loops == full and not op.reduced
         rows = nest.rows

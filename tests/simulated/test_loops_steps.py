@@ -164,3 +164,20 @@ def test_totals_of_many_shapes() -> None:
     x = torch.randn(70, 3, 41)
     check(lambda x: (x.sum(), x.sum(0), x.sum(1), x.sum(2), x.sum((0, 2)), x.amax(0), x.prod(2), x.mean()), x)
     check(lambda x: (x / x.norm(), x - x.mean(0), x / x.sum(), (x - x.amin((0, 2), keepdim=True)).sum(1)), x)
+
+
+def _scaled(x: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * r[:, None]
+    return y, y.sum(0), r.exp() * 2
+
+
+def _shifted(x: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = (x + r[:, None]).tanh()
+    return y, r.cos(), (y * x).sum(0), (y * r[:, None]).sum(0)
+
+
+@pytest.mark.parametrize("function", [_scaled, _shifted])
+@pytest.mark.parametrize("shape", [(64, 600), (33, 1030)], ids=str)
+def test_a_value_of_a_row_over_what_other_blocks_read(function: Callable, shape: tuple[int, int]) -> None:
+    """The columns are dealt out over blocks, which all read the row's value that one of them would overwrite."""
+    check(function, torch.randn(shape), torch.randn(shape[0]))
