@@ -265,6 +265,8 @@ class DeviceExecutable(Executable):
         status, self._device.status.value = self._device.status.value, 0
         if stopped != device_program.NOT_STARTED:
             put_back([self._launching[k] for k in self._counted])
+            with self._device.context():  # what was launched before still runs in the arena
+                self._device.driver.result("cuEventRecord", self._event.handle, self._device.stream.value)
         if self._raises and stopped in (device_program.NOT_STARTED, device_program.NOT_SENT):
             self._found.cancel()  # nothing of this step runs: it is not among those that may have caused the error
         if stopped >= device_program.DRIVER_CALL:

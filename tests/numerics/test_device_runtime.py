@@ -135,6 +135,25 @@ def test_a_failed_launch_is_an_error_that_names_the_kernel_and_the_next_call_wor
             step([p, g], [0.75])
 
 
+@pytest.mark.parametrize("failing", ["cuLaunchKernel", "cuMemcpyHtoDAsync", "cuEventRecord"])
+def test_another_stream_waits_for_what_ran_of_a_step_that_failed(device, failing):
+    """The end of such a step is marked too: its first kernels use the arena, and code that may be unloaded."""
+    step = device_step().link()
+    p, g = torch.randn(8), torch.randn(8)
+    step([p, g], [0.5])
+    device.driver.failing[failing] = 701
+    with pytest.raises(cuda.CudaError):
+        step([p, g], [0.25])
+    names = [name for name, _ in device.driver.log]
+    last, failed = (len(names) - 1 - names[::-1].index(name) for name in ("cuEventRecord", failing))
+    assert last > failed or (failing == "cuEventRecord" and names.count(failing) == 3)
+    event = device.driver.log[last][1][0]
+    assert device.driver.log[last][1] == (event, 5)
+    device.now = 9
+    step([p, g], [0.25])
+    assert device.driver.called("cuStreamWaitEvent")[-1] == (9, event, 0)
+
+
 def test_what_a_kernel_found_is_raised_by_a_later_call_or_by_synchronize(device):
     n = 4
     b = Builder()
