@@ -149,10 +149,11 @@ class Space(Sources):
             step = self._step(frame.columns, loop) // vector
             return [self._digit(self.group_total(), step, size, loop == frame.columns[0])]
         if len(frame.columns) == 1:
-            groups = [domain.scale(part, vector) for part in self.group()]
+            groups = self.group()
         else:
-            groups = [domain.scale(domain.remainder(self.group_total(), size // vector), vector)]
-        return [*groups, domain.iota(VECTOR)]
+            groups = [domain.remainder(self.group_total(), size // vector)]
+        wide = max(number_type(size), frame.group_number)  # there are more elements than vectors
+        return [*(domain.scale(domain.convert(part, wide), vector) for part in groups), domain.iota(VECTOR)]
 
     def _step(self, loops: Sequence[int], loop: int) -> int:
         return math.prod(self.sizes[inner] for inner in loops[loops.index(loop) + 1 :])

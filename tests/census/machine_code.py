@@ -95,6 +95,8 @@ def check_order(name: str, instructions: list[ptxas.Instruction], dependent: boo
     early = [i for i in instructions[:wait] if i.base.startswith(MEMORY) and not i.base.startswith("LDC")]
     early += [i for i in instructions[:wait] if i.base in (LET_BEGIN, "BRA", "EXIT", "BAR")]
     assert not early, f"{name} does not wait first: {early}"
+    # What others write while a launch is under way must not be read through the cache of constants.
+    assert not [i for i in instructions if i.base == "LDG" and "CONSTANT" in i.opcode]
     assert LET_BEGIN in bases, f"{name} keeps the next launch waiting"
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
+from nova import mlir
 from nova.errors import CompileError
-from nova.tile import widths
+from nova.schedule import target
+from nova.tile import generate, widths
 from nova.tile.builder import MOST_BLOCKS, Program
 from tests.contraction_programs import level4
 from tests.contraction_text import Case
+from tests.numerics.test_loops import Kernel
 from tests.simulated.whole_op import runner, text_of, tile_program
 
+BOARD = target.by_name("h200")
 BORDER = {"WIDE": 256, "OVERHANG": 128}
 
 
@@ -45,6 +51,19 @@ def test_running_sums_of_billions_number_them_in_64_bits(shape: tuple[int, ...],
         if '"nova_tile.load"' in line and line.endswith("xf32>")
     ]
     assert offsets and all(("i64, i32, i32)" in o) is narrow and ("i64, i64, i64)" in o) is not narrow for o in offsets)
+
+
+def test_an_element_is_numbered_in_64_bits_where_its_vector_needs_32() -> None:
+    count, vector = 3 << 30, 2
+    k = Kernel([count], [0])
+    out = k.out([count], "i64")
+    body = "%i = linalg.index 0 : index\n %p = arith.index_cast %i : index to i64"
+    (result,) = k.generic([0], [], [], [(out, "d0")], body, "%p")
+    module = mlir.parse(k.text(result).replace('nova.kernel = "loops",', 'nova.kernel = "loops", nova.inplace = [],'))
+    with mlir.context(), mlir.ir.Location.unknown():
+        program = str(generate.run(module, BOARD))
+    assert re.search(rf"arith.muli %\w+, %c{vector}_i64", program)
+    assert not re.search(rf"arith.muli %\w+, %c{vector}_i32", program)
 
 
 def test_more_updates_than_32_bits_number_are_refused() -> None:
