@@ -166,7 +166,8 @@ def _layer_norm_backward(low: Lowering, op: Op, operands: list[Instance]) -> Non
     # rstd is one number a row, so it stays out of the sums: they wait for the mean only, and dx is two multiply-adds
     rows = low.loops_of([dims[axis] for axis in leading])
     first, second = _mean(low, dims, axes, scaled), _mean(low, dims, axes, mul(scaled, centred))
-    first, second = low.scratch(rows, mul(first, rstd)), low.scratch(rows, mul(second, mul(rstd, mul(rstd, rstd))))
+    first = low.scratch(rows, mul(first, rstd))
+    second = low.scratch(rows, mul(mul(second, rstd), mul(rstd, rstd)))  # (rstd^3 itself may leave float32)
     _rounded(low, op.results[0], sub(mul(scaled, rstd), add(mul(centred, second), first)))
 
 

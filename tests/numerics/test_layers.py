@@ -7,6 +7,8 @@ import torch
 from steps import check
 from torch import nn
 
+import nova
+
 EMPTY = {
     "mlp": (lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 2)), (0, 3)),
     "convolution": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2)), (0, 3, 8, 8)),
@@ -78,3 +80,22 @@ def test_products_over_nothing():
         return step, [(torch.randn(2, 0), torch.randn(3, 0), torch.randn(3)) for _ in range(2)], lambda: []
 
     check(build)
+
+
+@pytest.mark.parametrize("scale", [1e-13, 1e-3, 1e15])
+def test_the_gradient_of_a_normalisation_of_large_and_small_numbers(scale):
+    """As far as eager's: a power of the deviation must not leave float32 where the gradient itself does not."""
+    torch.manual_seed(0)
+    x, weight, upstream = torch.randn(6, 40) * scale, torch.randn(40), torch.randn(6, 40)
+
+    def step(x, weight):
+        y = nn.functional.layer_norm(x, (40,), weight, eps=0.0)
+        return torch.autograd.grad(y, (x, weight), upstream.to(y.dtype))
+
+    leaves = [t.requires_grad_() for t in (x, weight)]
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    compiled = nova.jit(step)
+    compiled(*leaves)
+    for found, near, want in zip(compiled(*leaves), step(*leaves), step(*wide), strict=True):
+        size = want.abs().max()
+        assert (found - want).abs().max() / size <= 2 * (near - want).abs().max() / size + 1e-6
