@@ -227,14 +227,19 @@ class Loops:
             gone |= {id(w) for w in merging}
         return [work for work in works if id(work) not in gone]
 
-    @staticmethod
-    def before(works: Sequence[Work], work: Work) -> list[Work]:
-        """Nests that make something which a nest reads."""
+    def before(self, works: Sequence[Work], work: Work) -> list[Work]:
+        """Nests that make something which a nest reads, or that read what it writes over."""
         read = {tensor for op in work.nest.ops for tensor, _ in reads_of(op)}
-        return [w for w in works if (w is not work and any(
-            out.tensor in read for op in w.nest.ops for out in op.outs
-            if not any(t.out is out for t in w.nest.totals))) or
-            (w is not work and any(t.out.tensor in read for t in w.nest.merges))]  # fmt: skip
+        made = {out.tensor for op in work.nest.ops for out in op.outs} | {t.out.tensor for t in work.nest.merges}
+        over = {self.arguments[a] for a, r in self.kernel.inplace if self.kernel.outs[r] in made}
+
+        def first(nest: Nest) -> bool:
+            totals = {id(total.out) for total in nest.totals}
+            outs = [out for op in nest.ops for out in op.outs if id(out) not in totals]
+            outs += [total.out for total in nest.merges]
+            return any(out.tensor in read for out in outs) or any(t in over for op in nest.ops for t, _ in reads_of(op))
+
+        return [w for w in works if w is not work and first(w.nest)]
 
     def store(self, works: list[Work]) -> None:
         """Workspace for locals that another nest reads, and for shares."""

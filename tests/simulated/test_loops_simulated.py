@@ -83,3 +83,22 @@ def test_numbers_of_rows_and_vectors_in_64_bits(case, monkeypatch: pytest.Monkey
     monkeypatch.setattr(widths, "WIDE", 256)
     monkeypatch.setattr(widths, "OVERHANG", 128)
     case()
+
+
+def test_what_another_nest_reads_is_not_overwritten_beside_it() -> None:
+    """A sum that one block completes is used at that block's end, but not over an operand that other blocks read."""
+    rows, columns, others = 8, 1024, 5
+    k = cases.Kernel([rows, columns, others], [0], "nova.inplace = [array<i64: 1, 0>]")
+    x, c, z = k.arg([rows, columns]), k.arg([columns]), k.arg([others, columns])
+    new, y = k.out([columns]), k.out([others, columns])
+    product = "%p = arith.mulf %i0, %i1 : f32"
+    (scaled,) = k.generic([2, 1], [], [(z, "d0, d1"), (c, "d1")], [(y, "d0, d1")], product, "%p")
+    start = k.fill(k.empty([columns]), "0.0")
+    add = "%p = arith.addf %x0, %i0 : f32"
+    (total,) = k.generic([0, 1], [0], [(x, "d0, d1")], [(start, "d1")], add, "%p")
+    (moved,) = k.generic([1], [], [(c, "d0"), (total, "d0")], [(new, "d0")], "%p = arith.addf %i0, %i1 : f32", "%p")
+    a, state, b = torch.randn(rows, columns), torch.randn(columns), torch.randn(others, columns)
+    before, found = state.clone(), torch.empty(others, columns)
+    cases.load(k.text(moved, scaled)).call([a, state, b], [state, found])
+    torch.testing.assert_close(found, b * before)
+    torch.testing.assert_close(state, before + a.sum(0))
