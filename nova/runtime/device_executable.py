@@ -213,6 +213,8 @@ class DeviceExecutable(Executable):
         try:
             if self._needs_python:
                 self._run_with_python(self._aligned(inputs), outputs)
+                if self._gathered:
+                    self._mark_end()  # PyTorch has read the arena after the program's own mark
             else:
                 stopped = self.pointer_table.run(inputs, outputs)
                 if stopped:
@@ -261,12 +263,16 @@ class DeviceExecutable(Executable):
 
     # -- errors
 
+    def _mark_end(self) -> None:
+        """Everything that the stream holds by now is over when the event comes."""
+        with self._device.context():
+            self._device.driver.result("cuEventRecord", self._event.handle, self._device.stream.value)
+
     def _raise(self, stopped: int) -> None:
         status, self._device.status.value = self._device.status.value, 0
         if stopped != device_program.NOT_STARTED:
             put_back([self._launching[k] for k in self._counted])
-            with self._device.context():  # what was launched before still runs in the arena
-                self._device.driver.result("cuEventRecord", self._event.handle, self._device.stream.value)
+            self._mark_end()  # what was launched before still runs in the arena
         if self._raises and stopped in (device_program.NOT_STARTED, device_program.NOT_SENT):
             self._found.cancel()  # nothing of this step runs: it is not among those that may have caused the error
         if stopped >= device_program.DRIVER_CALL:

@@ -135,6 +135,17 @@ def test_a_failed_launch_is_an_error_that_names_the_kernel_and_the_next_call_wor
             step([p, g], [0.75])
 
 
+def test_the_end_of_a_step_comes_after_outputs_that_pytorch_gathers(device):
+    b = Builder()
+    b.graph.device = "cuda:0"
+    x = b.input(2, 4, name="x")
+    b.output(b.call(on_gpu(kernels.add(8)), [x, x], (2, 4)), strides=(1, 2))
+    step, value = b.link(), torch.randn(2, 4)
+    (out,) = step([value])
+    assert out.stride() == (1, 2) and torch.equal(out, 2 * value)
+    assert [name for name, _ in device.driver.log].count("cuEventRecord") == 2
+
+
 @pytest.mark.parametrize("failing", ["cuLaunchKernel", "cuMemcpyHtoDAsync", "cuEventRecord"])
 def test_another_stream_waits_for_what_ran_of_a_step_that_failed(device, failing):
     """The end of such a step is marked too: its first kernels use the arena, and code that may be unloaded."""
