@@ -231,3 +231,36 @@ def test_kernels_for_little_shared_memory_are_right(monkeypatch, kilobytes):
         step = gpu_cases.check(gpu_case_list.cases()[name], "cuda")
         kernels = step._variants[0].executable.kernels
         assert all(launch.shared <= small.smem_block for kernel in kernels for launch in kernel.launches)
+
+
+def test_launches_that_begin_early_keep_their_order():
+    """Kernels, copies and PyTorch's operations that each need all of the one before them, call after call: one that
+    began too early would use an old number. All numbers are small integers, so the results are exact."""
+    assert follow_in_order("cuda", 200)
+
+
+def follow_in_order(device: str, calls: int) -> bool:
+    size = 1 << 18
+    state = [torch.arange(size, device=device, dtype=torch.float32) % 251 for _ in range(2)]
+    index = torch.randperm(size, generator=torch.Generator().manual_seed(0)).to(device)
+
+    def mix(x, scale, index):
+        for _ in range(6):
+            x = torch.remainder(x.flip(0) + scale * x[index], 251)  # every block needs what others have written
+            x = torch.remainder(x + x.view(512, -1).sum(0).repeat(512), 251)
+        return x
+
+    def step(x, scale, index):
+        y = mix(x, scale, index)
+        x.copy_(y)  # in place, beside the next call's reads
+        return y[:: 1 << 10] + 1
+
+    compiled = nova.jit(step)
+    good = True
+    for call in range(calls):
+        scale = float(call % 7)  # travels with a copy just before the first kernel, or with none
+        state[0].add_(1)  # a kernel of PyTorch's before the step
+        state[1].add_(1)
+        got, want = compiled(state[0], scale, index), step(state[1], scale, index)
+        good &= torch.equal(got, want)  # and one after it
+    return good and torch.equal(*state)
