@@ -80,7 +80,9 @@ def calls() -> None:
     module = device.load(PTX, b"", "nothing")
     function = module.function("nothing")
     library = orc.load(
-        orc.compile_ir(launcher.host_ir("k", [Launch("nothing", (1, 1, 1), 32, 0, 4)]), 0), ["k", launcher.CONTEXT], keep=[module]
+        orc.compile_ir(launcher.host_ir("k", [Launch("nothing", (1, 1, 1), 32, 0, 4)]), 0),
+        ["k", launcher.CONTEXT],
+        keep=[module],
     )
     launcher.fill(library, device, [function])
     args = (ctypes.c_int64 * 4)()
