@@ -14,6 +14,8 @@ from nova.lowering import lanes as ln
 from nova.mlir import ir
 
 HIGH = -0x10000  # the upper half of a word
+NARROW = ("arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf", "arith.negf", "math.absf")
+"""What LLVM does in 16 bits by itself, where it recognises the conversions around it."""
 
 
 def run(module: ir.Module) -> None:
@@ -27,7 +29,9 @@ def run(module: ir.Module) -> None:
 def _applies(op: ir.Operation) -> bool:
     source, result = op.operands[0].type, op.results[0].type
     lanes = ln.lanes_of(source)
-    return lanes > 0 and lanes % 2 == 0 and str(ln.element_of(source)) == "bf16" and ln.element_of(result) == ln.f32()
+    if not lanes or lanes % 2 or str(ln.element_of(source)) != "bf16" or ln.element_of(result) != ln.f32():
+        return False
+    return any(use.owner.operation.name not in NARROW for use in op.results[0].uses)
 
 
 def _widened(op: ir.Operation) -> ir.Value:

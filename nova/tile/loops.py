@@ -263,7 +263,8 @@ class Loops:
         name = self.kernel.name
         if blocks > MOST_BLOCKS:
             raise CompileError(f"kernel @{name}: {blocks} blocks are more than a launch may have")
-        program = Program(f"{name}_{number}", len(self.arguments) + 2, (max(blocks, 1), 1, 1), threads)
+        resident = works[0].shape.resident if len(works) == 1 else 0
+        program = Program(f"{name}_{number}", len(self.arguments) + 2, (max(blocks, 1), 1, 1), threads, resident)
         places = {tensor: place for place, tensor in enumerate(self.arguments)}
         memory = Memory(program, places, self.slots, len(self.arguments))
         block = program.program_id(0)
