@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from nova.fusion.outline import KernelText
     from nova.pipeline import Compilation, Kernel
+    from nova.runtime.profile import KernelTime
 
 
 def capture(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
@@ -366,7 +367,6 @@ def explain(step: Callable[..., Any], *args: Any, measure: bool = False, **kwarg
 
 def _measure(lowered: Lowered, executable: Any) -> None:
     """Sets the measured time of every kernel."""
-    from nova.fusion import outline
     from nova.runtime.profile import profile
 
     captured = lowered.captured
@@ -374,13 +374,49 @@ def _measure(lowered: Lowered, executable: Any) -> None:
     given = list(zip(specs, captured.inputs, strict=True))
     tensors = [value for spec, value in given if spec.role not in ("scalar", "seed")]
     scalars = [float(value) for spec, value in given if spec.role == "scalar"]
-    bodies = outline.bodies_of(lowered.module)
-    seconds: defaultdict[str, float] = defaultdict(float)
-    calls: Counter[str] = Counter()
-    for timed in profile(executable, tensors, scalars):
-        name = bodies.get(timed.name, timed.name)  # the copies of new state have no body of the step's
-        seconds[name] += timed.median
-        calls[name] += timed.calls
+    seconds, calls = _by_kernel(lowered.module, profile(executable, tensors, scalars))
     for kernel in lowered.kernels:
         if calls[kernel.name]:
             kernel.measured_seconds = seconds[kernel.name] / calls[kernel.name]
+
+
+def _by_kernel(module: Any, times: Sequence[KernelTime]) -> tuple[dict[str, float], Counter[str]]:
+    """Seconds and calls of each distinct kernel of an outlined step."""
+    from nova.fusion import outline
+
+    bodies = outline.bodies_of(module)
+    seconds: defaultdict[str, float] = defaultdict(float)
+    calls: Counter[str] = Counter()
+    for timed in times:
+        name = bodies.get(timed.name, timed.name)  # the copies of new state have no body of the step's
+        seconds[name] += timed.median
+        calls[name] += timed.calls
+    return seconds, calls
+
+
+def breakdown(step: Any, *args: Any) -> list[dict[str, Any]]:
+    """Each kernel of a jitted step that was called last with arguments like these, largest first: calls, seconds on
+    copies of its inputs, share of all kernels' time, and the seconds that its schedule predicts. Empty for a step that
+    another process compiled: what the artifact cache keeps of a step knows no schedules."""
+    from nova import mlir
+    from nova.runtime.profile import profile
+    from nova.schedule import target
+
+    variant = step._variants[0]
+    if variant.compilation is None:
+        return []
+    inputs, scalars = variant.bindings[0].enter(args, {})
+    compilation = variant.compilation
+    seconds, calls = _by_kernel(mlir.parse(compilation.module_text()), profile(variant.executable, inputs, scalars))
+    whole = sum(seconds.values())
+    chosen = target.by_name(variant.executable.plan.device)
+    known = {k.name: scheduled(k, chosen, k.code) for k in compilation.kernels}
+    rows = []
+    for name, spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        predicted = known[name].predicted_seconds if name in known else None
+        rows.append({
+            "kernel": name, "kind": known[name].kind if name in known else "copy", "calls": calls[name],
+            "seconds": spent, "share": spent / whole,
+            "predicted_seconds": None if predicted is None else predicted * calls[name],
+        })  # fmt: skip
+    return rows

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import nova
+from nova import inspect
 
 VOCABULARY, CONTEXT, WIDTH, HEADS, LAYERS = 50304, 1024, 768, 12, 12
 
@@ -127,6 +128,8 @@ def measure(who: str, precision: str, batch: int, steps: int, layers: int = LAYE
         "tokens_per_second": batch * CONTEXT / middle, "peak_bytes": peak, "first_step_seconds": first,
         "host_seconds": min(host), "losses": [float(loss) for loss in losses],
     }  # fmt: skip
+    if who == "nova":
+        return row | {"kernels": inspect.breakdown(step, *batches[0])}
     return row | {"kernels": kernels_of(lambda: step(*batches[0]))}
 
 
@@ -141,7 +144,10 @@ def kernels_of(run: Callable[[], Any]) -> list[dict[str, Any]]:
     for event in profiler.events():
         if event.device_type == torch.autograd.DeviceType.CUDA and event.device_time > 0:
             found.setdefault(event.name, []).append(event.device_time * 1e-6)
-    rows = [{"kernel": name[:120], "calls": len(t), "seconds": sum(t)} for name, t in found.items()]
+    whole = sum(sum(t) for t in found.values())
+    rows = [
+        {"kernel": name[:120], "calls": len(t), "seconds": sum(t), "share": sum(t) / whole} for name, t in found.items()
+    ]
     return sorted(rows, key=lambda row: -row["seconds"])
 
 

@@ -68,10 +68,10 @@ def _expand_math(module: ir.Module, text: str) -> None:
 
     if math.needs_expansion(text):
         math.expand(module)
-    if "arith.extf" in text:
-        widen_halves.run(module)  # first: it looks at what is rounded again
     if "arith.truncf" in text:
         pack_halves.run(module)
+    if "arith.extf" in text:
+        widen_halves.run(module)
 
 
 def _assembly(module: ir.Module) -> str:

@@ -4,8 +4,7 @@
                                                                       low lanes: %w << 16; high lanes: %w & 0xffff0000
 
 A bfloat16 is the upper half of a float32. As a conversion, each lane is first taken out of its register and then
-shifted, by two instructions that run at half rate; a high lane needs one at full rate. What is only compared and
-rounded again is left alone: LLVM sees that it needs no float32 at all.
+shifted, by two instructions that run at half rate; a high lane needs one at full rate.
 """
 
 from __future__ import annotations
@@ -15,30 +14,24 @@ from nova.lowering import lanes as ln
 from nova.mlir import ir
 
 HIGH = -0x10000  # the upper half of a word
-PICKS = ("arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf")
+NARROW = ("arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf", "arith.negf", "math.absf")
+"""What LLVM does in 16 bits by itself, where it recognises the conversions around it."""
 
 
 def run(module: ir.Module) -> None:
     """Rewrites the conversions of vectors of even length. The module's context and a location must be current."""
-    for op in [op for op in mlir.leaves(module.operation) if _applies(op) and not _stays_narrow(op)]:
+    for op in [op for op in mlir.leaves(module.operation) if op.name == "arith.extf" and _applies(op)]:
         with ir.InsertionPoint(op):
             op.results[0].replace_all_uses_with(_widened(op))
         op.erase()
 
 
 def _applies(op: ir.Operation) -> bool:
-    if op.name != "arith.extf":
-        return False
     source, result = op.operands[0].type, op.results[0].type
     lanes = ln.lanes_of(source)
-    return lanes > 0 and lanes % 2 == 0 and str(ln.element_of(source)) == "bf16" and ln.element_of(result) == ln.f32()
-
-
-def _stays_narrow(op: ir.Operation) -> bool:
-    """Whether the maximum or minimum of it is all that is wanted, in 16 bits again."""
-    users = [use.owner for use in op.results[0].uses]
-    rounded = (use.owner.operation.name == "arith.truncf" for user in users for use in user.operation.results[0].uses)
-    return all(user.operation.name in PICKS for user in users) and all(rounded)
+    if not lanes or lanes % 2 or str(ln.element_of(source)) != "bf16" or ln.element_of(result) != ln.f32():
+        return False
+    return any(use.owner.operation.name not in NARROW for use in op.results[0].uses)
 
 
 def _widened(op: ir.Operation) -> ir.Value:

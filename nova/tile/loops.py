@@ -277,7 +277,8 @@ class Loops:
         threads = max(work.shape.threads for work in works)
         blocks = sum(work.blocks for work in works)
         name = self.kernel.name
-        program = Program(f"{name}_{number}", len(self.arguments) + 2, (max(blocks, 1), 1, 1), threads)
+        resident = works[0].shape.resident if len(works) == 1 else 0
+        program = Program(f"{name}_{number}", len(self.arguments) + 2, (max(blocks, 1), 1, 1), threads, resident)
         places = {tensor: place for place, tensor in enumerate(self.arguments)}
         memory = Memory(program, places, self.slots, len(self.arguments))
         block = program.program_id(0)

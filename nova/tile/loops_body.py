@@ -105,13 +105,20 @@ class Body(Space):
 
     def prefetch(self) -> list[Key]:
         """Loads of the nest's full width, in front of everything; their keys in `values`."""
+        return self._load_where(lambda loops: loops == self.nest.full)
+
+    def prefetch_columns(self) -> list[Key]:
+        """Loads of what there is one of a column: the same for all rows."""
+        columns = frozenset(self.frame.columns)
+        return self._load_where(lambda loops: bool(loops) and loops <= columns and loops != self.nest.full)
+
+    def _load_where(self, wanted: Callable[[frozenset[int]], bool]) -> list[Key]:
         made = self.nest.keys()
-        full = set(self.nest.full)
         keys = []
         for op in self.nest.ops:
             for tensor, index in op.loads():
-                loops = {loop for item in index for loop, _ in item.terms}
-                if (tensor, index) not in made and loops == full and tensor.kind != "local":
+                loops = frozenset(loop for item in index for loop, _ in item.terms)
+                if (tensor, index) not in made and tensor.kind != "local" and wanted(loops):
                     self.load(tensor, index)
                     keys.append((tensor, index))
         return list(dict.fromkeys(keys))

@@ -201,12 +201,14 @@ class _Totals:
         program, count, depth = self.program, len(accumulators.start), self.work.shape.ahead
         first = self.body(part, column, parts)
         keys = first.prefetch() if depth else []
+        columns = first.prefetch_columns() if depth else []
         kept = [first.values[key] for key in keys]
         start = [*accumulators.start, *(first.domain.value(p) for p in kept)]
         for step in range(1, depth if keys else 0):
             start += self.loads(keys, self.later(part, step * parts, tiles), column, parts)
         with program.for_(part, tiles, parts, start) as loop:
             body = self.body(loop.index, column, parts)
+            body.values.update((key, first.values[key]) for key in columns)
             waiting = list(loop.carried[count:])
             if keys:
                 waiting += self.loads(keys, self.later(loop.index, depth * parts, tiles), column, parts)

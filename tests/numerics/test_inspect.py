@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import nova
-from nova import pipeline
+from nova import inspect, pipeline
 from nova.gpu import ptxas
 from nova.schedule import target
 
@@ -235,3 +235,30 @@ def test_every_stage_of_a_kernel_keeps_its_contract(trainer, monkeypatch):
     monkeypatch.setattr(pipeline, "check_level", check)
     assert nova.capture(trainer.step, *trainer.batch).lower("cpu").kernels
     assert set(checked) == {stage.name for stage in pipeline.STAGES if stage.device == "any"}
+
+
+def test_breakdown_of_a_jitted_step(monkeypatch):
+    monkeypatch.setenv("NOVA_CACHE", "0")
+    model = torch.nn.Sequential(
+        torch.nn.Linear(33, 65), torch.nn.GELU(), torch.nn.LayerNorm(65), torch.nn.Linear(65, 7)
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    @nova.jit
+    def step(x, y):
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    batch = torch.randn(19, 33), torch.randint(7, (19,))
+    step(*batch)
+    step(*batch)
+    before = [p.detach().clone() for p in model.parameters()]
+    rows = inspect.breakdown(step, *batch)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert {"contraction", "loops", "multi_tensor"} <= {row["kind"] for row in rows}
+    assert [row["seconds"] for row in rows] == sorted((row["seconds"] for row in rows), reverse=True)
+    assert sum(row["share"] for row in rows) == pytest.approx(1) and all(row["calls"] > 0 for row in rows)
+    assert all(row["predicted_seconds"] > 0 for row in rows if row["kind"] in ("contraction", "loops"))
