@@ -201,7 +201,7 @@ class _Totals:
         program, count, depth = self.program, len(accumulators.start), self.work.shape.ahead
         first = self.body(part, column, parts)
         keys = first.prefetch() if depth else []
-        columns = first.prefetch_columns() if depth else []
+        columns = first.prefetch_columns() if depth and not self.work.flat_total else []
         kept = [first.values[key] for key in keys]
         start = [*accumulators.start, *(first.domain.value(p) for p in kept)]
         for step in range(1, depth if keys else 0):
