@@ -208,23 +208,26 @@ class DeviceExecutable(Executable):
     ) -> None:
         """Runs the step program. `given`: the inputs as the caller has them, some on the CPU."""
         self._launching = given
-        if self._raises:
-            self._context[_ERRORS_HOST] = self._found.next([given[k] for k in self._counted])
         try:
             if self._needs_python:
                 self._run_with_python(self._aligned(inputs), outputs)
                 if self._gathered:
                     self._mark_end()  # PyTorch has read the arena after the program's own mark
             else:
-                stopped = self.pointer_table.run(inputs, outputs)
-                if stopped:
-                    self._raise(stopped)
-        except BaseException:
-            if self._raises:
-                self._found.cancel()
-            raise
+                self._run(inputs, outputs)
         finally:
             self._launching = ()
+
+    def _run(self, inputs: Sequence[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        if not self._raises:
+            super()._run(inputs, outputs)
+            return
+        self._context[_ERRORS_HOST] = self._found.next([self._launching[k] for k in self._counted])
+        try:
+            super()._run(inputs, outputs)
+        except BaseException:
+            self._found.cancel()
+            raise
 
     def _move_back(self) -> None:
         """State that was copied to be aligned gets its new contents."""

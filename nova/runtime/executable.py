@@ -211,9 +211,7 @@ class Executable:
         """The same with callbacks into PyTorch, or with outputs in strides that are not row-major."""
         self._memory.inputs, self._memory.outputs = inputs, outputs
         try:
-            stopped = self.pointer_table.run(inputs, outputs)
-            if stopped:
-                self._raise(stopped)
+            self._run(inputs, outputs)
             for position, dense in self._gathered:
                 outputs[position].copy_(self._memory.view(dense))
             for position, live in self._live_outputs:
@@ -222,6 +220,12 @@ class Executable:
         finally:
             self._fallback.live.clear()
             self._memory.release()
+
+    def _run(self, inputs: Sequence[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        """The step program."""
+        stopped = self.pointer_table.run(inputs, outputs)
+        if stopped:
+            self._raise(stopped)
 
     def _raise(self, stopped: int) -> None:
         item = self.plan.items[stopped - 1]

@@ -118,6 +118,21 @@ def test_the_host_waits_where_it_is_too_far_ahead(device):  # noqa: F811
     assert state[4] == 5 + 2 * error_records.RING - 1
 
 
+def test_what_was_launched_is_known_also_if_its_outputs_could_not_be_gathered(device, monkeypatch):  # noqa: F811
+    b = Builder()
+    b.graph.device = "cuda:0"
+    x = b.input(2, N // 2, name="x", dtype="i64")
+    found = b.call(on_gpu(kernels.checked_copy(N)), [x], (2, N // 2), "i64", raises=RAISES, source="line 3")
+    b.output(found, strides=(1, 2))
+    step = b.link()
+    step([GOOD.view(2, -1)])
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(step._memory, "view", lambda dense: 1 // 0)
+        step([BAD.view(2, -1)])
+    with pytest.raises(IndexError, match="-7"):
+        nova.synchronize()
+
+
 @pytest.mark.parametrize("name", ["cuLaunchKernel", "cuMemcpyHtoDAsync", "cuEventRecord", "cuCtxPushCurrent"])
 def test_a_step_that_cannot_be_launched_counts_nothing(device, name):  # noqa: F811
     step, state = counted_step().link(), inputs()
