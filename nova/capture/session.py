@@ -160,6 +160,8 @@ def _settled(
         inputs=[spec.source for spec in signature.inputs if spec.role not in ("scalar", "seed")],
         before=policy.before,
         facts=list(recording.scalar_guards),
+        asked=watch.asked,
+        held={held.data_ptr() for held in recording.consts if isinstance(held, torch.Tensor)},
     )
     changed = {output.input for output in signature.outputs if output.kind == "state"}
     for index, members in enumerate(recording.members):

@@ -150,7 +150,7 @@ def decode_signature(data: dict[str, Any]) -> Signature:
 
 _DESCRIBED = {
     "call", "builtin", "function", "method", "partial", "object", "dict", "group", "list", "tuple", "set", "class",
-    "pymodule", "module", "optimizer", "tensor",
+    "pymodule", "module", "optimizer", "tensor", "weakref",
 }  # fmt: skip
 
 
