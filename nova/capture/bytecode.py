@@ -90,7 +90,12 @@ def names(code: CodeType) -> CodeNames:
             imports.update(dict.fromkeys(inner.imports))
             subscripts = subscripts or inner.subscripts
     return CodeNames(
-        tuple(roots["global"]), tuple(roots["cell"]), frozenset(attributes), frozenset(written), tuple(imports), subscripts
+        tuple(roots["global"]),
+        tuple(roots["cell"]),
+        frozenset(attributes),
+        frozenset(written),
+        tuple(imports),
+        subscripts,
     )
 
 

@@ -32,7 +32,7 @@ Content = tuple[str, ...]
 
 
 def is_large(obj: Any) -> bool:
-    return isinstance(obj, (np.ndarray, memoryview)) and obj.nbytes > LARGE_BYTES or (
+    return (isinstance(obj, (np.ndarray, memoryview)) and obj.nbytes > LARGE_BYTES) or (
         isinstance(obj, (bytearray, array.array)) and len(obj) > LARGE_BYTES
     )
 

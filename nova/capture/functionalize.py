@@ -97,7 +97,7 @@ class Values:
         self.opaque: dict[int, tuple[Tensor, fx.Node]] = {}  # tensors without a storage of their own (sparse)
         self.first_write: Callable[[Storage, Tensor], None] = lambda storage, t: None
         self.canonical: Callable[[Tensor], Tensor] = lambda t: t  # which tensor to lift for a storage
-        self.external: Callable[[Tensor], bool] = lambda t: False  # whether a tensor is the user's, not made by the step
+        self.external: Callable[[Tensor], bool] = lambda t: False  # whether a tensor is the user's
         self.ambiguous: Callable[[str], None] = lambda why: None  # this run must not be replayed
 
     # ---- types ----
@@ -126,7 +126,7 @@ class Values:
         return self._lift(t) if found is None else self._touched(found, t)
 
     def _touched(self, storage: Storage, t: Tensor) -> Storage:
-        """Notes another of the user's tensors on an input, also where its window is known already (`p` and `p.data`)."""
+        """Notes another of the user's tensors on an input, also where its window is known (`p` and `p.data`)."""
         if storage.input is not None and t is not storage.input.tensor and self.external(t):
             storage.input.touch(t)
         return storage

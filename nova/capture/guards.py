@@ -40,10 +40,10 @@ from nova.capture.sources import (
     Step,
     extend,
     follow,
+    imported,
     is_plain,
     is_user_class,
     is_user_file,
-    imported,
     kind_of,
     slot_names,
 )

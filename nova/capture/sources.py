@@ -88,7 +88,8 @@ def imported(code: types.CodeType, table: dict[str, Any]) -> list[str]:
             full = ".".join([*parts[: len(parts) - level + 1], *([name] if name else [])])
         pieces = full.split(".")
         found.update(dict.fromkeys(".".join(pieces[: n + 1]) for n in range(len(pieces))))
-    return [n for n in found if n in sys.modules and is_user_file(getattr(sys.modules[n], "__file__", None) or _TORCH_DIR)]
+    files = ((n, getattr(sys.modules.get(n), "__file__", None)) for n in found)
+    return [n for n, file in files if file is not None and is_user_file(file)]
 
 
 def is_user_function(obj: Any) -> bool:
