@@ -14,6 +14,8 @@ import torch
 from replay_case import interpreted
 from torch import nn
 
+from nova.capture import store
+
 stale_helper = sys.modules["stale_helper"] = types.ModuleType("stale_helper")  # a module of the user's
 stale_helper.__file__ = "stale_helper.py"
 
@@ -195,3 +197,27 @@ def test_python_state(name):
                 handle.remove()
     torch.testing.assert_close(results[1], results[0])
     assert not torch.equal(results[0][0], results[0][2])
+
+
+def test_an_enum_that_another_process_defines_otherwise(monkeypatch):
+    """A stored guard names a member; what the member means there is part of it."""
+    program = """
+import enum
+class Act(enum.Enum):
+    SCALE = {value}
+    def __call__(self, x):
+        return x * {factor}
+"""
+
+    def define(value, factor):
+        module = types.ModuleType("stale_enum")
+        module.__file__ = "stale_enum.py"
+        monkeypatch.setitem(sys.modules, "stale_enum", module)
+        exec(compile(program.format(value=value, factor=factor), "stale_enum.py", "exec"), module.__dict__)
+        return module.Act.SCALE
+
+    stored = store.encode(define(2, 3))
+    assert store.decode(stored) is sys.modules["stale_enum"].Act.SCALE
+    for changed in ((4, 3), (2, 5)):
+        now = define(*changed)
+        assert store.decode(stored) is not now and store.decode(stored) != now
