@@ -32,6 +32,7 @@ from nova.capture.guards import (
 )
 from nova.capture.python_state import MISSING, Change, Snapshot, Watch
 from nova.capture.replay import tree_classes
+from nova.capture.scalars import ScalarGuard, may_read_unasked
 from nova.capture.signature import CapturedStep, Source
 from nova.capture.sources import ObjectMap, extend, is_plain
 from nova.errors import CaptureError, NovaError, SourceLine
@@ -146,6 +147,9 @@ def _settled(
                     "check beforehand. Call scheduler.step() at the end of the step, or outside it",
                     line,
                 )
+    if any(map(may_read_unasked, watch.codes)):
+        arguments = [s for s in recording.traced if s.root in ("arg", "kwarg")]
+        recording.scalar_guards += [ScalarGuard(s, 0, "value", objects.roots.resolve(s)) for s in arguments]
     signature.effects += policy.effects()
     seen = Observed(
         codes=set(watch.codes),

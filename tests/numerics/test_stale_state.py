@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import cmath
 import collections
+import decimal
 import fractions
+import json
+import math
+import struct
 import sys
 import types
 import weakref
@@ -221,3 +226,24 @@ class Act(enum.Enum):
     for changed in ((4, 3), (2, 5)):
         now = define(*changed)
         assert store.decode(stored) is not now and store.decode(stored) != now
+
+
+# ---- numbers that C code reads without asking them
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda f: torch.tensor([[f], [1.0]])[0, 0],
+        lambda f: math.fsum([f, f]),
+        lambda f: (1j * f).imag,
+        lambda f: (f * 1j).imag,
+        lambda f: float("%f" % f),  # noqa: UP031
+        lambda f: float(decimal.Decimal(f)),
+        lambda f: struct.unpack("d", struct.pack("d", f))[0],
+        lambda f: json.loads(json.dumps(f)),
+        lambda f: cmath.exp(f).real,
+    ],
+)
+def test_numbers_that_are_read_unasked(read):
+    agree(lambda x, f: x * read(f), lambda: [(X.clone(), f) for f in (0.5, 0.5, 0.7, 0.9, 0.7)])
