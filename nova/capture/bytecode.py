@@ -35,6 +35,7 @@ class CodeNames:
     cells: tuple[tuple[str, ...], ...]  # chains that start at a closure variable
     attributes: frozenset[str]  # every attribute name, whatever it is read from
     written: frozenset[str]  # globals assigned or deleted
+    imports: tuple[tuple[int, str], ...]  # what it imports when it runs: (level, name)
     subscripts: bool  # the code indexes something with a constant or a variable
 
 
@@ -44,6 +45,8 @@ def names(code: CodeType) -> CodeNames:
     roots: dict[str, dict[tuple[str, ...], None]] = {"global": {}, "cell": {}}
     attributes: set[str] = set()
     written: set[str] = set()
+    imports: dict[tuple[int, str], None] = {}
+    constants: list[object] = [0, None]  # the last two: the level and the names of an import
     subscripts = False
     chain: tuple[str, ...] = ()
     kind = ""
@@ -68,6 +71,10 @@ def names(code: CodeType) -> CodeNames:
             written.add(argument)
         elif op in _IMPORT:
             attributes.add(argument)
+        elif op == "LOAD_CONST":
+            constants = [constants[1], argument]
+        elif op == "IMPORT_NAME":
+            imports[constants[0] if isinstance(constants[0], int) else 0, argument] = None
         elif op.startswith("BINARY_SUBSCR") or op == "BINARY_OP":
             subscripts = True
     if chain:
@@ -80,9 +87,15 @@ def names(code: CodeType) -> CodeNames:
             roots["cell"].update((c, None) for c in inner.cells if c[0] not in own)
             attributes |= inner.attributes
             written |= inner.written
+            imports.update(dict.fromkeys(inner.imports))
             subscripts = subscripts or inner.subscripts
     return CodeNames(
-        tuple(roots["global"]), tuple(roots["cell"]), frozenset(attributes), frozenset(written), subscripts
+        tuple(roots["global"]),
+        tuple(roots["cell"]),
+        frozenset(attributes),
+        frozenset(written),
+        tuple(imports),
+        subscripts,
     )
 
 

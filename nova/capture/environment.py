@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import uuid
+import weakref
 from typing import Any
 
 import torch
@@ -17,6 +19,23 @@ _HOOK_TABLES = (
 )
 
 
+_PROCESS = uuid.uuid4().hex
+_tokens: dict[int, tuple[Any, str]] = {}
+
+
+def token(obj: Any) -> str:
+    """A name that no other object has, also none that comes to lie at its address, in this process or another."""
+    reference, name = _tokens.get(id(obj), (None, ""))
+    if reference is None or reference() is not obj:
+        try:
+            reference = weakref.ref(obj)
+        except TypeError:
+            reference = lambda: obj  # noqa: E731  (cannot be referred to weakly: it stays)
+        name = f"{_PROCESS}.{len(_tokens)}.{uuid.uuid4().hex[:8]}"
+        _tokens[id(obj)] = reference, name
+    return name
+
+
 def environment() -> tuple[Any, ...]:
     """Grad mode, autocast, default dtype and device, determinism, float32 matmul precision, global hooks, TF32."""
     return (
@@ -29,7 +48,7 @@ def environment() -> tuple[Any, ...]:
         str(torch.get_default_dtype()),
         torch.are_deterministic_algorithms_enabled(),
         matmul_precision(),
-        sum(len(table) for table in global_hook_tables()),
+        tuple(token(hook) for table in global_hook_tables() for hook in table.values()),
         tf32_allowed(),
     )
 
@@ -66,7 +85,7 @@ def restore_environment(state: tuple[Any, ...]) -> None:
 ENVIRONMENT_NAMES = (
     "grad mode", "inference mode", "autocast on the CPU", "the CPU autocast dtype", "autocast on CUDA",
     "the CUDA autocast dtype", "the default dtype", "use_deterministic_algorithms", "the float32 matmul precision",
-    "the number of global hooks", "TF32 in CUDA matmuls",
+    "global hooks", "TF32 in CUDA matmuls",
 )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 
 from nova.capture import native
+from nova.capture.contents import same_content
 from nova.capture.environment import environment, global_hook_tables, matmul_precision, tf32_allowed
 from nova.capture.guards import (
     Descriptor,
@@ -145,7 +146,7 @@ class Binding:
         if any(node.meta is not None and node.meta.device.startswith("cuda") for node in self.guards.nodes):
             self.space["tf32"] = tf32_allowed
             self._emit(f"if tf32() is not {state[10]}: return None")
-        if state[9] == 0:
+        if not state[9]:
             self._emit("if any(hooks): return None")
         else:
             self.space["environment"], self.space["state"] = environment, state
@@ -172,6 +173,11 @@ class Binding:
                     self.aliases.append((expression, index))
             case ("empty",):
                 self._emit(f"if {expression}: return None")
+            case ("content", was):
+                self.space["content"] = same_content
+                self._emit(f"if not content({expression}, {self._constant(was)}): return None")
+            case ("same", value):
+                self._emit(f"if {expression} is not {self._constant(value)}: return None")
 
     def _literal(self, expression: str, value: Any) -> None:
         if value is None or value is True or value is False:
@@ -199,6 +205,10 @@ class Binding:
             meta = self.guards.nodes[index].meta
             if meta is not None and meta.requires_grad:
                 self._emit(f"if not live[{slot}].is_leaf: return None")
+                self.space["gradient_hooks"] = gradient_hooks
+                has = f"live[{slot}]._backward_hooks or live[{slot}]._post_accumulate_grad_hooks"
+                differ = f"gradient_hooks(live[{slot}]) != {self._constant(meta.hooks)}"
+                self._emit(f"if {differ if meta.hooks else has}: return None")
             return self._tensor_children(index, f"live[{slot}]")
         variable = f"o{index}"
         self.variables[index] = variable
@@ -228,7 +238,12 @@ class Binding:
 
     def _tensor_children(self, index: int, variable: str) -> None:
         for step, want in self.guards.nodes[index].slots.items():
-            self._slot(index, step, want, f"{variable}.{step[1]}")
+            if step[0] == "hook":  # the same, or `hooked` would have said so
+                self._beneath(index, step, want)
+            elif want[0] == "missing":
+                self._emit(f"if {step[1]!r} in {variable}.__dict__: return None")
+            else:
+                self._slot(index, step, want, f"{variable}.{step[1]}")
 
     def _unrolls(self, index: int) -> bool:
         node, obj = self.guards.nodes[index], self.objs[index]
@@ -252,6 +267,8 @@ class Binding:
                 continue
             if kind == "attr" and table is not None and (key in table or want[0] == "missing"):
                 expression = f"d{index}[{key!r}]"
+            elif kind == "items":
+                expression = variable
             elif kind == "attr":
                 expression = f"{variable}.{key}"
             else:
@@ -283,13 +300,15 @@ class Binding:
             node = self.guards.nodes[want[1]]
             if (node.parent, node.step) == (parent, step):
                 self._emit_constant_node(want[1])
+        elif want[0] in ("content", "same") and step[0] != "items":  # entries are watched
+            self.space["follow_own"] = follow_own
+            self._slot(parent, step, want, f"follow_own({self.variables[parent]}, {self._constant(step)})")
 
     def _constant_tensor(self, index: int, node: Node, obj: torch.Tensor) -> None:
         # Repair may replace a stable tensor, so code reads it from the watch's own list.
         name = self.variables[index] = f"stable[{len(self.stable)}]"
         self.stable.append(index)
-        for step, want in node.slots.items():
-            self._slot(index, step, want, f"{name}.{step[1]}")
+        self._tensor_children(index, name)
 
     def _constant_module(self, index: int, node: Node, module: torch.nn.Module) -> None:
         self._watch_dict(module.__dict__, index)
@@ -303,9 +322,13 @@ class Binding:
     def _constant_dict(self, index: int, node: Node, table: dict[Any, Any]) -> None:
         if isinstance(node.keys, int):
             self._emit(f"if len({self._constant(table)}) != {node.keys}: return None")
-            return
-        self._watch_dict(table, index)
-        self._constant_other(index, node, table)
+        if node.slots or not isinstance(node.keys, int):
+            self._watch_dict(table, index)
+        for step, want in node.slots.items():
+            if step[0] == "attr":
+                self._slot(index, step, want, f"{self._constant(table)}.{step[1]}")
+            else:
+                self._beneath(index, step, want)
 
     def _constant_group(self, index: int, node: Node, table: dict[Any, Any]) -> None:
         """A parameter group of an optimizer: its numbers change, so it is read entry by entry."""
@@ -351,8 +374,6 @@ class Binding:
             self._beneath(index, step, want)
 
     def _constant_function(self, index: int, node: Node, function: types.FunctionType) -> None:
-        if not node.slots:
-            return
         name = self._constant(function)
         code, defaults = self._constant(function.__code__), self._constant(function.__defaults__)
         self._emit(f"if {name}.__code__ is not {code} or {name}.__defaults__ is not {defaults}: return None")
@@ -375,6 +396,8 @@ class Binding:
                     self._slot(index, step, want, f"{defaults}[{key}]")
                 case "kwdefault":
                     self._slot(index, step, want, f"{name}.__kwdefaults__[{key!r}]")
+                case "attr":
+                    self._slot(index, step, want, f"{name}.__dict__[{key!r}]")
                 case _:
                     self._beneath(index, step, want)
 
@@ -383,6 +406,7 @@ class Binding:
             kind, key = step
             if kind in ("static", "staticfunc", "fget"):
                 if want == ("missing",):
+                    self._emit(f"if {key!r} in {self._constant(cls)}.__dict__: return None")
                     continue
                 suffix = {"static": "", "staticfunc": ".__func__", "fget": ".fget"}[kind]
                 self._slot(index, step, want, f"{self._constant(cls)}.__dict__[{key!r}]{suffix}")

@@ -66,7 +66,7 @@ _PLAIN = {Tensor, torch.nn.Parameter, int, float, bool, type(None), str, torch.S
 def _has_traced(value: Any) -> bool:
     if isinstance(value, TracedFloat):
         return True
-    return type(value) in (list, tuple) and any(isinstance(v, TracedFloat) for v in value)
+    return type(value) in (list, tuple) and any(map(_has_traced, value))
 
 
 def _tensor_factor(kwargs: dict[str, Any]) -> bool:

@@ -78,6 +78,11 @@ class Lifted:
         self.span_offset = 0  # of the span's start from the tensor's first element
         self.members: list[Tensor] = [tensor]
 
+    def touch(self, t: Tensor) -> None:
+        """`t` is a window on this input too: that it shares memory with the others is a fact to guard."""
+        if all(member is not t for member in self.members):
+            self.members.append(t)
+
 
 class Values:
     """The table of storages. `emit(target, args, type)` appends a node; `lift(type)` makes a placeholder."""
@@ -88,9 +93,11 @@ class Values:
     ):  # fmt: skip
         self.emit, self.placeholder, self.on_lift, self.at_start = emit, placeholder, on_lift, at_start
         self.storages: dict[int, Storage] = {}
+        self.widened = 0  # how often a placeholder was replaced by a wider one
         self.opaque: dict[int, tuple[Tensor, fx.Node]] = {}  # tensors without a storage of their own (sparse)
         self.first_write: Callable[[Storage, Tensor], None] = lambda storage, t: None
         self.canonical: Callable[[Tensor], Tensor] = lambda t: t  # which tensor to lift for a storage
+        self.external: Callable[[Tensor], bool] = lambda t: False  # whether a tensor is the user's
         self.ambiguous: Callable[[str], None] = lambda why: None  # this run must not be replayed
 
     # ---- types ----
@@ -116,14 +123,19 @@ class Values:
     def storage(self, t: Tensor) -> Storage:
         """The storage of a tensor, lifted when it is new."""
         found = self.storages.get(t.untyped_storage()._cdata)
-        return self._lift(t) if found is None else found
+        return self._lift(t) if found is None else self._touched(found, t)
+
+    def _touched(self, storage: Storage, t: Tensor) -> Storage:
+        """Notes another of the user's tensors on an input, also where its window is known (`p` and `p.data`)."""
+        if storage.input is not None and t is not storage.input.tensor and self.external(t):
+            storage.input.touch(t)
+        return storage
 
     def node(self, t: Tensor) -> fx.Node:
         """The node of a tensor's present content."""
         if t.layout is not torch.strided:
             return self._opaque_node(t)
-        storage = self.storages.get(t.untyped_storage()._cdata) or self._lift(t)
-        g = geometry(t)
+        storage, g = self.storage(t), geometry(t)
         view = storage.views.get(g) or self._alias(storage, t, g)
         if view.version == storage.version and view.node is not None:
             return view.node
@@ -284,8 +296,7 @@ class Values:
             self.ambiguous("a window on a result whose size depends on the data is known by its place only")
         if storage.input is not None:
             self._widen(storage, g)
-            if all(member is not t for member in storage.input.members):
-                storage.input.members.append(t)
+            storage.input.touch(t)
         base = storage.views[storage.base]
         if dtype != storage.base[3]:
             if dtype.itemsize != storage.base[3].itemsize:
@@ -343,6 +354,7 @@ class Values:
             return
         lifted, before = storage.input, storage.views[old]
         assert lifted is not None
+        self.widened += 1
         base = (low, (high - low,), (1,), old[3], 0)
         type_ = self._view_type(base, before.type.device)
         node = self.placeholder(type_)

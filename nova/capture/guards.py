@@ -25,8 +25,11 @@ from typing import Any
 import torch
 
 from nova.capture import bytecode
-from nova.capture.environment import ENVIRONMENT_NAMES, environment
+from nova.capture.contents import address, content, is_large, same_content
+from nova.capture.environment import ENVIRONMENT_NAMES, environment, token
 from nova.capture.native import GRAD_ANY, GRAD_NONE, GRAD_SET
+from nova.capture.reads import MISSING as _MISSING
+from nova.capture.reads import Reads, attribute_items
 from nova.capture.scalars import ScalarGuard
 from nova.capture.signature import Source
 from nova.capture.sources import (
@@ -37,6 +40,7 @@ from nova.capture.sources import (
     Step,
     extend,
     follow,
+    imported,
     is_plain,
     is_user_class,
     is_user_file,
@@ -44,30 +48,30 @@ from nova.capture.sources import (
     slot_names,
 )
 
-# Descriptors of a slot: ("lit", value), ("node", index), ("num", type name), ("any",), ("missing",), ("empty",)
+# Descriptors of a slot: ("lit", value), ("node", index), ("num", type name), ("any",), ("missing",), ("empty",),
+# ("content", digest), ("same", object)
 Descriptor = tuple[Any, ...]
 
 GONE = "is gone"
-LARGE = 2000  # a container with more entries than this is guarded by its length alone
+LARGE = 2000  # a container with more entries than this has no slot for each
 
 _MODULE_IRRELEVANT = frozenset({
     "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
     "_non_persistent_buffers_set", *MODULE_TABLES,
 })  # fmt: skip
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-_WHOLE_READS = frozenset({"vars", "asdict", "astuple", "__dict__", "locals"})  # read every attribute of something
 
 
 def type_name(obj: Any) -> str:
     return f"{type(obj).__module__}.{type(obj).__qualname__}"
 
 
-def gradient_hooks(tensor: torch.Tensor) -> tuple[int, ...]:
+def gradient_hooks(tensor: torch.Tensor) -> tuple[str, ...]:
     """The identities of what `register_hook` and `register_post_accumulate_grad_hook` put on a leaf."""
     first, second = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     if not first and not second:
         return ()
-    return tuple(id(hook) for table in (first, second) for hook in (table or {}).values())
+    return tuple(token(hook) for table in (first, second) for hook in (table or {}).values())
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class TensorMeta:
     device: str
     requires_grad: bool
     grad: int = GRAD_ANY
-    hooks: tuple[int, ...] = ()  # identities of the hooks on its gradient: another process's never match
+    hooks: tuple[str, ...] = ()  # identities of the hooks on its gradient: another process's never match
 
     @staticmethod
     def of(tensor: torch.Tensor, grad: int = GRAD_ANY) -> TensorMeta:
@@ -156,14 +160,8 @@ class Observed:
     facts: list[ScalarGuard] = field(default_factory=list)  # what Python learned about runtime numbers
     aliases: list[list[tuple[Source, int]]] = field(default_factory=list)  # windows on one input: (tensor, offset)
     memory: list[tuple[Source, bool]] = field(default_factory=list)  # every input: (tensor, whether sharing matters)
-
-    @property
-    def attributes(self) -> frozenset[str]:
-        return frozenset().union(*(bytecode.names(code).attributes for code in self.codes))
-
-    @property
-    def constants(self) -> frozenset[str]:
-        return frozenset(c for code in self.codes for c in code.co_consts if isinstance(c, str))
+    asked: set[tuple[type, str]] = field(default_factory=set)  # getattr and hasattr: type of the object, name
+    held: set[int] = field(default_factory=set)  # addresses of the memory that the capture reads by itself
 
 
 def place(roots: Roots, source: Source) -> tuple[int, Any]:
@@ -180,13 +178,8 @@ class Builder:
 
     def __init__(self, objects: ObjectMap, seen: Observed, before: tuple[Any, ...] | None = None):
         self.objects, self.seen, self.before = objects, seen, before
-        self.attributes = seen.attributes
-        self.constants = seen.constants
-        # `getattr(config, "width")` names its attribute in a constant.
-        self.attributes |= {text for text in self.constants if text.isidentifier()}
-        self.whole = bool(self.attributes & _WHOLE_READS) or any(
-            chain[0] in _WHOLE_READS for code in seen.codes for chain in bytecode.names(code).globals
-        )
+        self.reads = Reads(seen.codes, seen.asked)
+        self.attributes, self.constants = self.reads.attributes, self.reads.constants
         self.called = {id(module) for module in seen.modules}
         self.stepped = {id(optimizer) for optimizer in seen.optimizers}
         self.nodes: list[Node] = []
@@ -207,6 +200,8 @@ class Builder:
         for code, table in self.seen.globals.items():
             if code not in self.objects.functions:
                 self._globals_of(code, table)
+            for name in imported(code, table):
+                self._slot(0, ("pymodule", name), sys.modules[name])
         self._drain()
         for source in self.seen.inputs:
             if source.root != "const":
@@ -263,6 +258,8 @@ class Builder:
                 return 0, (source.root, source.key)
             case "closure" | "global":
                 return self.index[id(self.objects.roots.function)], (source.root, source.key)
+            case "pymodule":
+                return 0, ("pymodule", source.key)
         return 0, ("function", "")
 
     def _ensure_source(self, source: Source) -> None:
@@ -311,6 +308,11 @@ class Builder:
             and not self._has_numbers(value, parent, step)
         ):
             return ("lit", value)
+        if kind == "content":
+            shared = is_large(value) or address(value) in self.seen.held
+            return ("same", value) if shared else ("content", content(value))
+        if kind == "opaque":
+            return ("same", value)
         return ("node", self._node(value, kind, parent, step))
 
     def _place(self, parent: int, step: Step) -> tuple[int, Any]:
@@ -344,6 +346,7 @@ class Builder:
     def _fill_function(self, index: int, node: Node, function: types.FunctionType) -> None:
         code = function.__code__
         node.code = bytecode.fingerprint(code)
+        self._fill_attributes(index, node, function)
         if code not in self.seen.codes and function is not self.objects.roots.function:
             return
         names = bytecode.names(code)
@@ -374,45 +377,52 @@ class Builder:
         names = ("func", "args", "keywords")
         self._fill_slots(index, node, [(("attr", name), getattr(partial, name)) for name in names])
 
+    def _fill_attributes(self, index: int, node: Node, obj: Any) -> None:
+        """Attributes of what mostly has none: functions, tensors, subclasses of containers."""
+        for name, value in list(getattr(obj, "__dict__", {}).items()):
+            if name in self.attributes and name != "__wrapped__":
+                node.slots.setdefault(("attr", name), self._describe(value, index, ("attr", name)))
+
+    def _fill_weakref(self, index: int, node: Node, reference: Any) -> None:
+        self._fill_slots(index, node, [(("call", "__call__"), reference())])
+
     def _fill_object(self, index: int, node: Node, obj: Any) -> None:
-        for name, value in attribute_items(obj, self._names_read(obj)):
+        for name, value in attribute_items(obj, self.reads.of(obj)):
             node.slots["attr", name] = self._describe(value, index, ("attr", name))
+        self._fill_absent(index, node, obj)
         if is_user_class(type(obj)):
             node.slots["class", ""] = self._describe(type(obj), index, ("class", ""))
 
-    def _names_read(self, obj: Any) -> Callable[[str], bool]:
-        """Whether an attribute of an object may have been read."""
-        table = getattr(obj, "__dict__", {})
-        if isinstance(obj, torch.optim.lr_scheduler.LRScheduler):
-            read = set(self.attributes) - {"optimizer", "_step_count"}
-            return (read | {"_last_lr"} if "get_last_lr" in read else read).__contains__
-        if isinstance(obj, torch.amp.GradScaler):  # its tensors are inputs, and its bookkeeping starts anew each step
-            return {"_enabled", "_growth_factor", "_backoff_factor", "_growth_interval"}.__contains__
-        if (self.whole and len(table) <= 64) or hasattr(type(obj), "__dataclass_fields__"):
-            return lambda name: True
-        read = set(self.attributes)
-        if not is_user_class(type(obj)):
-            # A library object: its methods that the user calls read its attributes.
-            for name in list(read):
-                method = getattr(type(obj), name, None)
-                if isinstance(method, types.FunctionType):
-                    read |= bytecode.names(method.__code__).attributes
-        return read.__contains__
+    def _fill_absent(self, index: int, node: Node, obj: Any) -> None:
+        for name in self.reads.absent(obj):
+            if self._before(obj, ("attr", name), _MISSING) is _MISSING:
+                node.slots.setdefault(("attr", name), ("missing",))
 
     def _fill_dict(self, index: int, node: Node, table: dict[Any, Any]) -> None:
+        self._fill_attributes(index, node, table)
         keys = list(table)
         if len(keys) > LARGE:
             node.keys = len(keys)
+            self._fill_large(node, table)
             return
         node.keys = [key if is_plain(key) else _OPAQUE_KEY for key in keys]
         for position, (key, value) in enumerate(table.items()):
             step = ("item", key) if type(key) in (str, int) else ("value", position)
             node.slots[step] = self._describe(value, index, step)
 
+    def _fill_large(self, node: Node, items: Any) -> None:
+        """Too many entries for a slot each: plain ones are guarded together."""
+        values = (*items, *items.values()) if isinstance(items, dict) else items
+        if all(map(is_plain, values)):
+            node.slots["items", ""] = ("content", content(items))
+
     def _fill_list(self, index: int, node: Node, items: Any) -> None:
+        self._fill_attributes(index, node, items)
         node.keys = len(items)
         if len(items) <= LARGE:
             self._fill_slots(index, node, [(("item", i), value) for i, value in enumerate(items)])
+        else:
+            self._fill_large(node, items)
 
     _fill_tuple = _fill_list
 
@@ -435,8 +445,11 @@ class Builder:
                 "set",
                 "tensor",
                 "object",
+                "content",
             ):
                 node.slots["static", name] = self._describe(value, index, ("static", name))
+        for name in self.reads.absent_in_class(cls):
+            node.slots["static", name] = ("missing",)
 
     def _fill_pymodule(self, index: int, node: Node, module: types.ModuleType) -> None:
         node.type = module.__name__
@@ -467,6 +480,7 @@ class Builder:
                 node.slots[step] = self._describe(value, index, step)
         if called and "forward" not in module.__dict__:
             node.slots["attr", "forward"] = ("missing",)
+        self._fill_absent(index, node, module)
         if is_user_class(type(module)):
             node.slots["class", ""] = self._describe(type(module), index, ("class", ""))
 
@@ -513,17 +527,13 @@ class Builder:
         if requires is not None:
             meta = replace(meta, requires_grad=requires)
         node.meta = meta
+        self._fill_attributes(index, node, tensor)
+        for name in self.reads.asked_of_tensors:
+            if not hasattr(tensor, name):
+                node.slots["attr", name] = ("missing",)
 
 
-_MISSING = object()
 _OPAQUE_KEY = "<object>"
-
-
-def attribute_items(obj: Any, wanted: Callable[[str], bool]) -> list[tuple[str, Any]]:
-    """(name, value) of an object's own attributes; unset slots as missing."""
-    found = [(name, value) for name, value in getattr(obj, "__dict__", {}).items() if wanted(name)]
-    found += [(name, getattr(obj, name, _MISSING)) for name in slot_names(type(obj)) if wanted(name)]
-    return found
 
 
 def node_source(nodes: list[Node], index: int, step: Step | None = None) -> Source:
@@ -634,7 +644,8 @@ class GuardSet:
         if node.kind == "tensor":
             assert node.meta is not None
             difference = node.meta.difference(obj)
-            return differs(difference) if difference else None
+            if difference:
+                return differs(difference)
         if node.kind == "function":
             if bytecode.fingerprint(obj.__code__) != node.code:
                 return differs("is another function now")
@@ -725,6 +736,10 @@ def compare(want: Descriptor, value: Any, objs: list[Any]) -> str | None:
             return None if type(value) in (int, float) else f"was a number, is now {_short(value)}"
         case ("num", name):
             return None if type(value).__name__ == name else f"was a {name}, is now {_short(value)}"
+        case ("content", was):
+            return None if same_content(value, was) else f"holds something else now: {_short(value)}"
+        case ("same", was):
+            return None if value is was else f"is another object now: {_short(value)}"
         case ("empty",):
             return None if isinstance(value, dict) and not value else "was empty, is not any more"
         case ("node", index):

@@ -346,6 +346,7 @@ class Watch:
         self.training_set: dict[int, torch.nn.Module] = {}  # `training` set by train()/eval() before it was read
         self.refused: CaptureError | None = None
         self.optimizers: dict[int, torch.optim.Optimizer] = {}  # those whose step() ran
+        self.asked: set[tuple[type, str]] = set()  # type of an object, and an attribute that was asked for
         self.rates_read: list[tuple[Any, int, SourceLine]] = []  # get_last_lr(): scheduler, its epoch, line
         # 0 ignore, 1 module, 2 environment, 3 module random, 4 optimizer, 5 get_last_lr
         self._known: dict[types.CodeType, int] = {}
@@ -471,6 +472,8 @@ class Watch:
             stack.enter_context(_replaced(Recorder, "__torch_dispatch__", self.unwatched))
             stack.enter_context(_replaced(torch.nn.Module, "train", self._train))
             stack.enter_context(_replaced_item(vars(builtins), "next", self._next))
+            for name in ("getattr", "hasattr"):
+                stack.enter_context(_replaced_item(vars(builtins), name, self._asking))
             numpy = sys.modules.get("numpy")
             if numpy is not None:
                 for name, value in list(vars(numpy.random).items()):
@@ -490,6 +493,17 @@ class Watch:
             return original(module, mode)
 
         return train
+
+    def _asking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`getattr` or `hasattr` that notes which names the user's code asks for."""
+        this, known = threading.get_ident(), self.codes
+
+        def ask(obj: Any, name: str, *default: Any) -> Any:
+            if sys._getframe(1).f_code in known and threading.get_ident() == this:
+                self.asked.add((type(obj), name))
+            return original(obj, name, *default)
+
+        return ask
 
     def _next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def next(iterator: Any, *default: Any) -> Any:

@@ -81,6 +81,7 @@ class Recorder(TorchDispatchMode):
         self.values = Values(self.emit, self.placeholder, self.lifted_input, self.at_start)
         self.values.first_write = self.back_up
         self.values.canonical = self.canonical
+        self.values.external = lambda t: objects.get(t) is not None
         self.values.ambiguous = self.forbid_replay
         self.lines = Lines()
         self.line = self.lines.here()
@@ -154,8 +155,11 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, Tensor):
             self.note_leaf(value)
             return self.values.node(value)
-        if isinstance(value, (list, tuple)):
-            return type(value)(self.nodes(v) for v in value) if type(value) in (list, tuple) else value
+        if type(value) in (list, tuple):
+            widened = self.values.widened
+            found = type(value)(self.nodes(v) for v in value)
+            # A window beside the earlier ones made its input wider: what was found before is not in the graph any more.
+            return found if widened == self.values.widened else self.nodes(value)
         return value
 
     def emit(self, target: Any, args: tuple[Any, ...], type_: Any, kwargs: dict[str, Any] | None = None) -> fx.Node:

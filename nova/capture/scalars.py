@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from nova.capture import bytecode
 from nova.capture.signature import Source
 
 if TYPE_CHECKING:
@@ -210,17 +213,38 @@ _TRACED_MATH = {
 }  # fmt: skip
 
 
+def _concrete(value: Any) -> Any:
+    if isinstance(value, TracedFloat):
+        return value.concrete()
+    return type(value)(map(_concrete, value)) if type(value) in (list, tuple) else value
+
+
+# What reads a float without asking it: names of C functions, formats; arithmetic with complex numbers is one too.
+_READERS = frozenset({"Decimal", "complex", "cmath", "struct", "pack", "pack_into", "dump", "dumps"})
+_FORMAT = re.compile(r"%[-+ #0]*\d*(\.\d+)?[efgdisr]", re.IGNORECASE)
+
+
+def may_read_unasked(code: CodeType) -> bool:
+    """Whether code may learn the value of a traced number without the number noticing."""
+    found = bytecode.names(code)
+    named = found.attributes | {name for chain in (*found.globals, *found.cells) for name in chain}
+    return bool(named & _READERS) or any(
+        isinstance(c, complex) or (isinstance(c, str) and c != code.co_consts[0] and _FORMAT.search(c) is not None)
+        for c in code.co_consts
+    )
+
+
 def math_replacement(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """A `math` function that sees traced numbers: C code would read their value without asking."""
     function = _TRACED_MATH.get(name)
 
     def replacement(*args: Any) -> Any:
-        if not any(isinstance(a, TracedFloat) for a in args):
+        if not any(isinstance(a, (TracedFloat, list, tuple)) for a in args):
             return original(*args)
-        if function is not None and len(args) == 1 and args[0]._recorder.active:
+        if function is not None and isinstance(args[0], TracedFloat) and args[0]._recorder.active:
             (x,) = args
             return traced(x._recorder, original(x.plain), lambda: x._recorder.scalar(function, x.tensor), x)
-        return original(*(a.concrete() if isinstance(a, TracedFloat) else a for a in args))
+        return original(*map(_concrete, args))
 
     return replacement
 

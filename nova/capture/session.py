@@ -32,6 +32,7 @@ from nova.capture.guards import (
 )
 from nova.capture.python_state import MISSING, Change, Snapshot, Watch
 from nova.capture.replay import tree_classes
+from nova.capture.scalars import ScalarGuard, may_read_unasked
 from nova.capture.signature import CapturedStep, Source
 from nova.capture.sources import ObjectMap, extend, is_plain
 from nova.errors import CaptureError, NovaError, SourceLine
@@ -146,6 +147,9 @@ def _settled(
                     "check beforehand. Call scheduler.step() at the end of the step, or outside it",
                     line,
                 )
+    if any(map(may_read_unasked, watch.codes)):
+        arguments = [s for s in recording.traced if s.root in ("arg", "kwarg")]
+        recording.scalar_guards += [ScalarGuard(s, 0, "value", objects.roots.resolve(s)) for s in arguments]
     signature.effects += policy.effects()
     seen = Observed(
         codes=set(watch.codes),
@@ -160,6 +164,8 @@ def _settled(
         inputs=[spec.source for spec in signature.inputs if spec.role not in ("scalar", "seed")],
         before=policy.before,
         facts=list(recording.scalar_guards),
+        asked=watch.asked,
+        held={held.data_ptr() for held in recording.consts if isinstance(held, torch.Tensor)},
     )
     changed = {output.input for output in signature.outputs if output.kind == "state"}
     for index, members in enumerate(recording.members):

@@ -17,6 +17,7 @@ Steps of a path (kind, key):
     global a      f.__globals__[a]               static a    cls.__dict__[a]
     default i     f.__defaults__[i]              kwdefault a f.__kwdefaults__[a]
     class         type(obj)                      call a      obj.a()
+    hook n        the n-th hook on obj's gradient    items    obj itself, all of its entries
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import functools
 import sys
 import sysconfig
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -33,6 +35,7 @@ from typing import Any, TypeVar
 import torch
 
 from nova.capture.bytecode import names
+from nova.capture.contents import CONTENTS
 from nova.capture.signature import Source
 
 T = TypeVar("T")
@@ -75,6 +78,20 @@ def is_user_code(code: types.CodeType, table: dict[str, Any]) -> bool:
     return is_user_file(filename)
 
 
+def imported(code: types.CodeType, table: dict[str, Any]) -> list[str]:
+    """The user's modules that code with these globals imports when it runs."""
+    found: dict[str, None] = {}
+    for level, name in names(code).imports:
+        full = name
+        if level:
+            parts = str(table.get("__package__") or "").split(".")
+            full = ".".join([*parts[: len(parts) - level + 1], *([name] if name else [])])
+        pieces = full.split(".")
+        found.update(dict.fromkeys(".".join(pieces[: n + 1]) for n in range(len(pieces))))
+    files = ((n, getattr(sys.modules.get(n), "__file__", None)) for n in found)
+    return [n for n, file in files if file is not None and is_user_file(file)]
+
+
 def is_user_function(obj: Any) -> bool:
     return isinstance(obj, types.FunctionType) and is_user_code(obj.__code__, obj.__globals__)
 
@@ -113,6 +130,8 @@ def kind_of(obj: Any) -> str:
         return "optimizer"
     if isinstance(obj, type):
         return "class"
+    if isinstance(obj, CONTENTS):
+        return "content"
     for base, kind in _BASES:
         if isinstance(obj, base):
             return kind
@@ -142,6 +161,7 @@ _KINDS: dict[type, str] = {
     types.ModuleType: "pymodule",
     functools.partial: "partial",
     type: "class",
+    weakref.ref: "weakref",
 }
 _BASES: tuple[tuple[Any, str], ...] = (
     (dict, "dict"),
@@ -184,6 +204,17 @@ def closure_items(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 def _tensor_children(obj: torch.Tensor) -> Iterator[tuple[Step, Any]]:
     if (obj.is_leaf or obj.retains_grad) and obj.grad is not None:
         yield ("attr", "grad"), obj.grad
+    for name, value in getattr(obj, "__dict__", {}).items():
+        yield ("attr", name), value
+    if obj.is_leaf:
+        for position, hook in enumerate(tensor_hooks(obj)):
+            yield ("hook", position), hook
+
+
+def tensor_hooks(tensor: torch.Tensor) -> list[Any]:
+    """What runs on the gradient of a leaf."""
+    tables = (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
+    return [hook for table in tables for hook in (table or {}).values()]
 
 
 def _dict_children(obj: dict[Any, Any]) -> Iterator[tuple[Step, Any]]:
@@ -289,6 +320,7 @@ CHILDREN: dict[str, Callable[[Any], Iterator[tuple[Step, Any]]]] = {
     "class": _class_children,
     "method": _fields("__func__", "__self__"),
     "partial": _fields("func", "args", "keywords"),
+    "weakref": lambda obj: iter([(("call", "__call__"), obj())]),
 }
 
 # objects that no step can depend on and that lead far away
@@ -355,6 +387,10 @@ def follow(obj: Any, step: Step) -> Any:
             return obj.__mro__[key]
         case "call":
             return getattr(obj, key)()
+        case "hook":
+            return tensor_hooks(obj)[key]
+        case "items":
+            return obj
     raise ValueError(f"unknown step {kind!r} of a source")
 
 
@@ -464,6 +500,17 @@ class ObjectMap:
                 self._add(value, found, step)
             if found.kind == "function":
                 self._follow_chains(found)
+                self._follow_imports(found)
+
+    def _follow_imports(self, found: Reached) -> None:
+        """Modules that the function imports when it runs, and what it may read of them."""
+        if not is_user_function(found.obj):
+            return
+        for name in imported(found.obj.__code__, found.obj.__globals__):
+            module = sys.modules[name]
+            self._add(module, None, ("root", ""), Source("pymodule", name))
+            for attribute in sorted(names(found.obj.__code__).attributes & module.__dict__.keys()):
+                self._add(module.__dict__[attribute], self.reached.get(id(module)), ("attr", attribute))
 
     def _follow_chains(self, found: Reached) -> None:
         """Attributes that the function reads from Python modules: `import config; config.model.width`."""

@@ -23,7 +23,7 @@ from nova.capture.guards import GuardSet, Node, TensorMeta
 from nova.capture.replay import class_path, find_class
 from nova.capture.scalars import ScalarGuard
 from nova.capture.signature import InputSpec, OutputSpec, Signature, Source, TensorType
-from nova.capture.sources import MODULE_TABLES, ObjectMap, is_plain, is_user_class, kind_of
+from nova.capture.sources import MODULE_TABLES, ObjectMap, is_plain, is_user_class, is_user_function, kind_of
 
 VERSION = 1
 
@@ -63,7 +63,7 @@ def encode(value: Any) -> Any:
         case slice() | range():
             return {"!": type(value).__name__, "v": [encode(value.start), encode(value.stop), encode(value.step)]}
         case enum.Enum():
-            return {"!": "enum", "v": [class_path(type(value)), value.name]}
+            return {"!": "enum", "v": [class_path(type(value)), value.name, _enum_meaning(value)]}
         case torch.dtype() | torch.layout() | torch.memory_format():
             return {"!": "torch", "v": str(value).removeprefix("torch.")}
         case torch.device():
@@ -73,6 +73,23 @@ def encode(value: Any) -> Any:
     if value is Ellipsis:
         return {"!": "ellipsis", "v": None}
     raise Unstorable(f"a value of type {type(value).__name__}")
+
+
+class _Changed:
+    """What is equal to nothing."""
+
+
+_CHANGED = _Changed()
+
+
+def _enum_meaning(member: enum.Enum) -> str:
+    """A digest of a member's value and of its class's methods, which the file of another process may give anew."""
+    digest = hashlib.sha256(f"{type(member.value).__name__} {member.value!r}".encode())
+    for name, value in sorted(vars(type(member)).items()):
+        function = getattr(value, "__func__", getattr(value, "fget", value))
+        if is_user_function(function):
+            digest.update(f"{name} {bytecode.fingerprint(function.__code__)}".encode())
+    return digest.hexdigest()
 
 
 def decode(data: Any) -> Any:
@@ -103,7 +120,8 @@ def decode(data: Any) -> Any:
         case "range":
             return range(*map(decode, value))
         case "enum":
-            return find_class(value[0])[value[1]]
+            found = find_class(value[0]).__members__.get(value[1])
+            return found if found is not None and _enum_meaning(found) == value[2] else _CHANGED
         case "torch":
             return getattr(torch, value)
         case "device":
@@ -150,7 +168,7 @@ def decode_signature(data: dict[str, Any]) -> Signature:
 
 _DESCRIBED = {
     "call", "builtin", "function", "method", "partial", "object", "dict", "group", "list", "tuple", "set", "class",
-    "pymodule", "module", "optimizer", "tensor",
+    "pymodule", "module", "optimizer", "tensor", "weakref",
 }  # fmt: skip
 
 
