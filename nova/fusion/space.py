@@ -366,7 +366,10 @@ class Space:
 
     def _check_distinct(self, touched: list[Instance]) -> None:
         """No value may be walked along its diagonal. Joining old loops can break that for any earlier value too."""
-        instances = [*touched, *self.outputs.values(), *self.all_inputs] if self._joined else touched
+        instances = touched
+        if self._joined:
+            read = itertools.chain.from_iterable(self.inside.values())  # views too: a window on a flat buffer has loops
+            instances = [*touched, *self.outputs.values(), *self.all_inputs, *read]
         for instance in instances:
             if len(instance.dims) < 2:
                 continue

@@ -19,6 +19,7 @@ import torch
 from replay_case import interpreted
 from torch import nn
 
+import nova
 from nova.capture import store
 
 stale_helper = sys.modules["stale_helper"] = types.ModuleType("stale_helper")  # a module of the user's
@@ -247,3 +248,16 @@ class Act(enum.Enum):
 )
 def test_numbers_that_are_read_unasked(read):
     agree(lambda x, f: x * read(f), lambda: [(X.clone(), f) for f in (0.5, 0.5, 0.7, 0.9, 0.7)])
+
+
+def test_weights_in_one_flat_buffer_beside_a_residual():
+    """The residual walks the output's columns as the operand walks the reduction: equal loops for a window on `flat`."""
+    flat = torch.randn(72)
+    weight, bias = flat[:64].view(8, 8), flat[64:]
+
+    def calls():
+        torch.manual_seed(0)
+        for _ in range(3):
+            yield (torch.randn(2, 8),)
+
+    agree(lambda x: x + torch.nn.functional.linear(x, weight, bias), calls, nova.jit)
