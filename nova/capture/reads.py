@@ -46,6 +46,9 @@ class Reads:
     def of(self, obj: Any) -> Callable[[str], bool]:
         """Whether an attribute of an object may have been read."""
         table = getattr(obj, "__dict__", {})
+        own = vars(type(obj)).get("_nova_state")  # a compiled step: its captures come and go
+        if own is not None:
+            return frozenset(own).__contains__
         if isinstance(obj, torch.optim.lr_scheduler.LRScheduler):
             read = set(self.attributes) - {"optimizer", "_step_count"}
             return (read | {"_last_lr"} if "get_last_lr" in read else read).__contains__
@@ -70,7 +73,11 @@ class Reads:
     def absent(self, obj: Any) -> Iterator[str]:
         """Names that were read or asked for, and that an object's own attributes do not hold."""
         table = getattr(obj, "__dict__", None)
-        if table is None or isinstance(obj, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)):
+        if (
+            table is None
+            or "_nova_state" in vars(type(obj))
+            or isinstance(obj, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler))
+        ):
             return
         names = set(self.asked)
         for cls in type(obj).__mro__[:-1]:
