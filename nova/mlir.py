@@ -11,7 +11,7 @@ import gc
 import importlib.util
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 if "numba_cuda_mlir" not in sys.modules:
@@ -104,6 +104,19 @@ def leaves(op: ir.Operation) -> Iterator[ir.Operation]:
                     yield from leaves(child.operation)
                 else:
                     yield child.operation
+
+
+def replace_each(
+    module: ir.Module, names: str | tuple[str, ...], make: Callable[[ir.Operation], ir.Value | None]
+) -> None:
+    """Puts what `make` builds in the place of each operation without regions whose name begins with one of `names`;
+    None leaves it. It builds in front of the operation; the module's context and a location must be current."""
+    for op in [op for op in leaves(module.operation) if op.name.startswith(names)]:
+        with ir.InsertionPoint(op):
+            made = make(op)
+        if made is not None:
+            op.results[0].replace_all_uses_with(made)
+            op.erase()
 
 
 def parse(text: str) -> ir.Module:

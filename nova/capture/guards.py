@@ -46,6 +46,7 @@ from nova.capture.sources import (
     is_user_file,
     kind_of,
     slot_names,
+    tensor_hooks,
 )
 
 # Descriptors of a slot: ("lit", value), ("node", index), ("num", type name), ("any",), ("missing",), ("empty",),
@@ -68,10 +69,7 @@ def type_name(obj: Any) -> str:
 
 def gradient_hooks(tensor: torch.Tensor) -> tuple[str, ...]:
     """The identities of what `register_hook` and `register_post_accumulate_grad_hook` put on a leaf."""
-    first, second = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
-    if not first and not second:
-        return ()
-    return tuple(token(hook) for table in (first, second) for hook in (table or {}).values())
+    return tuple(map(token, tensor_hooks(tensor)))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nova.capture import bytecode
-from nova.capture.sources import is_user_class, slot_names
+from nova.capture.sources import declared_state, is_user_class, slot_names
 
 MISSING = object()
 _WHOLE_READS = frozenset({"vars", "asdict", "astuple", "__dict__", "locals"})  # read every attribute of something
@@ -46,7 +46,7 @@ class Reads:
     def of(self, obj: Any) -> Callable[[str], bool]:
         """Whether an attribute of an object may have been read."""
         table = getattr(obj, "__dict__", {})
-        own = vars(type(obj)).get("_nova_state")  # a compiled step: its captures come and go
+        own = declared_state(obj)
         if own is not None:
             return frozenset(own).__contains__
         if isinstance(obj, torch.optim.lr_scheduler.LRScheduler):
@@ -75,7 +75,7 @@ class Reads:
         table = getattr(obj, "__dict__", None)
         if (
             table is None
-            or "_nova_state" in vars(type(obj))
+            or declared_state(obj) is not None
             or isinstance(obj, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler))
         ):
             return

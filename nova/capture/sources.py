@@ -229,8 +229,14 @@ def _sequence_children(obj: Sequence[Any]) -> Iterator[tuple[Step, Any]]:
         yield ("item", position), value
 
 
+def declared_state(obj: Any) -> tuple[str, ...] | None:
+    """The attributes on which a step that reaches this object may depend, where its class says: those of a compiled
+    step, whose captures come and go. None: any."""
+    return vars(type(obj)).get("_nova_state")
+
+
 def _attribute_children(obj: Any) -> Iterator[tuple[Step, Any]]:
-    own = vars(type(obj)).get("_nova_state")  # a compiled step that another one reaches: its captures come and go
+    own = declared_state(obj)
     if own is not None:
         for name in own:
             yield ("attr", name), getattr(obj, name)

@@ -155,7 +155,7 @@ def _copy(it: Distributor, source: Value, target: Value, buffer: Buffer, width: 
     types = f"{target.element}, {source.element}"
     if inside is not None:
         full, none = it.constant(size, "i32"), it.constant(0, "i32")
-        count = it.result(f"arith.select {inside.name}, {full.name}, {none.name} : i32", "i32")
+        count = it.select(inside, full, none)
         text, types = f"{text}, {count.name}", f"{types}, i32"
     it.line(f"{text} : {types}")
 

@@ -222,15 +222,12 @@ class Distributor(ThreadCode):
             raise CompileError(f"distribute: {op.name} in {self.name} has no lowering to threads")
         function(self, op)
 
-    def lower_all(self, operations: Sequence[Any], done: Callable[[int], None] | None = None) -> None:
-        """Ops in order; `done(place)` after each. A lowering may look at those that follow its own: `following`."""
+    def in_order(self, operations: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        """(place, op) of a block's ops, each to be lowered before the next: it may look ahead by `following`."""
         outer = self._siblings
         for place, op in enumerate(operations):
             self._siblings = operations, place
-            self.position = place if done is not None else self.position
-            self.lower(op.operation)
-            if done is not None:
-                done(place)
+            yield place, op.operation
         self._siblings = outer
 
     def following(self) -> Iterator[Any]:
@@ -247,15 +244,14 @@ class Distributor(ThreadCode):
             self.line("nvvm.griddepcontrol wait")
             if looping < 0:
                 self.line("nvvm.griddepcontrol launch_dependents")
-
-        def done(position: int) -> None:
+        for position, op in self.in_order(operations):
+            self.position = position
+            self.lower(op)
             for last_use, area in [e for e in self.expiring if e[0] <= position]:
                 self.expiring.remove((last_use, area))
                 self.arena.release(area)
             if self.dependent and position == looping:
                 self.line("nvvm.griddepcontrol launch_dependents")
-
-        self.lower_all(operations, done)
         arguments = ", ".join(f"{a.name}: {a.element}" for a in self.arguments)
         attributes = f"gpu.kernel, nvvm.kernel, nvvm.reqntid = array<i32: {self.threads}>"
         if self.min_blocks:

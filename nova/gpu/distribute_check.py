@@ -30,7 +30,7 @@ def check(it: Distributor, op: Op) -> None:
     any_bad, found = flags[0], values[0]
     for flag, number in zip(flags[1:], values[1:], strict=True):
         any_bad = it.result(f"arith.ori {any_bad.name}, {flag.name} : i1", "i1")
-        found = it.result(f"arith.select {flag.name}, {number.name}, {found.name} : i64", "i64")
+        found = it.select(flag, number, found)
     assert len(flags) == count_of(bad)
     _write(it, any_bad, found, record)
 

@@ -36,7 +36,8 @@ def alloc_shared(it: Distributor, op: Op) -> None:
 def _yielded(it: Distributor, block: Any) -> list[Value]:
     """Lowers the body of a region; what its terminator yields."""
     *body, terminator = block.operations
-    it.lower_all(body)
+    for _, op in it.in_order(body):
+        it.lower(op)
     return [it.of(v) for v in terminator.operation.operands]
 
 

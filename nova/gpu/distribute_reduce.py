@@ -119,13 +119,13 @@ def reduce_lanes(it: Distributor, vector: Value, layout: NestedLayout, dims: Seq
         split.append(masks.pop(0))
         low, high = _halves(it, vector)
         upper = _upper(it, split[-1])
-        keep, give = _select(it, upper, high, low), _select(it, upper, low, high)
+        keep, give = it.select(upper, high, low), it.select(upper, low, high)
         vector = combine(it, kind, keep, it.shuffle_xor(give, split[-1]))
     for mask in masks:
         vector = combine(it, kind, vector, it.shuffle_xor(vector, mask))
     for mask in reversed(split):
         other, upper = it.shuffle_xor(vector, mask), _upper(it, mask)
-        vector = it.concat([_select(it, upper, other, vector), _select(it, upper, vector, other)])
+        vector = it.concat([it.select(upper, other, vector), it.select(upper, vector, other)])
     return vector
 
 
@@ -137,10 +137,6 @@ def _halves(it: Distributor, vector: Value) -> tuple[Value, Value]:
 def _upper(it: Distributor, mask: int) -> Value:
     """Whether the lane is the upper one of the two that a mask brings together."""
     return it.once(("upper lane", mask), lambda: it.compare("ne", it.int_op("andi", it.lane(), mask), 0))
-
-
-def _select(it: Distributor, condition: Value, a: Value, b: Value) -> Value:
-    return it.result(f"arith.select {condition.name}, {a.name}, {b.name} : {a.type}", a.element, count_of(a))
 
 
 def reduce_warps(it: Distributor, vector: Value, layout: NestedLayout, dims: Sequence[int], kind: str) -> Value:

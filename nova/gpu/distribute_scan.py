@@ -47,10 +47,7 @@ class _Scan:
         return combine(self.it, self.kind, before, after)
 
     def where(self, condition: Value, a: Value, b: Value) -> Value:
-        shape = Value("", "i1", a.shape).type
-        mask = self.it.result(f"vector.broadcast {condition.name} : i1 to {shape}", "i1", self.kept)
-        text = f"arith.select {mask.name}, {a.name}, {b.name} : {shape}, {a.type}"
-        return self.it.result(text, a.element, self.kept)
+        return self.it.select(condition, a, b)
 
     def run(self, tile: Value) -> Value:
         it = self.it

@@ -34,12 +34,12 @@ def needs_expansion(text: str) -> bool:
 
 def expand(module: ir.Module) -> None:
     """Rewrites the operations in place. The module's context and a location must be current."""
-    for op in [op for op in mlir.leaves(module.operation) if op.name.startswith(_PREFIXES)]:
-        if (function := _expansion(op)) is not None:
-            with ir.InsertionPoint(op):
-                result = function(*op.operands)
-            op.results[0].replace_all_uses_with(result)
-            op.erase()
+
+    def expanded(op: ir.Operation) -> Value | None:
+        function = _expansion(op)
+        return None if function is None else function(*op.operands)
+
+    mlir.replace_each(module, _PREFIXES, expanded)
 
 
 def _expansion(op: ir.Operation) -> Callable[..., Value] | None:

@@ -17,10 +17,7 @@ CONVERSIONS = {"bf16": "nvvm.convert.f32x2.to.bf16x2", "f16": "nvvm.convert.f32x
 
 def run(module: ir.Module) -> None:
     """Rewrites the roundings of vectors of even length. The module's context and a location must be current."""
-    for op in [op for op in mlir.leaves(module.operation) if op.name == "arith.truncf" and _applies(op)]:
-        with ir.InsertionPoint(op):
-            op.results[0].replace_all_uses_with(_packed(op))
-        op.erase()
+    mlir.replace_each(module, "arith.truncf", lambda op: _packed(op) if _applies(op) else None)
 
 
 def _applies(op: ir.Operation) -> bool:

@@ -323,6 +323,11 @@ class ThreadCode(Emitter):
         count = None if a.shape is None else count_of(a)
         return self.result(f"{name} {a.name}, {b.name} : {a.type}", a.element, count, layout)
 
+    def select(self, condition: Value, a: Value, b: Value) -> Value:
+        """a where a scalar i1 holds, else b: scalars or registers of one type."""
+        count = None if a.shape is None else count_of(a)
+        return self.result(f"arith.select {condition.name}, {a.name}, {b.name} : {a.type}", a.element, count)
+
     # --- addresses and accesses ---
 
     def offset(self, pointer: Value, by: Operand, element: str = "i8") -> Value:

@@ -20,10 +20,7 @@ NARROW = ("arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf", 
 
 def run(module: ir.Module) -> None:
     """Rewrites the conversions of vectors of even length. The module's context and a location must be current."""
-    for op in [op for op in mlir.leaves(module.operation) if op.name == "arith.extf" and _applies(op)]:
-        with ir.InsertionPoint(op):
-            op.results[0].replace_all_uses_with(_widened(op))
-        op.erase()
+    mlir.replace_each(module, "arith.extf", lambda op: _widened(op) if _applies(op) else None)
 
 
 def _applies(op: ir.Operation) -> bool:

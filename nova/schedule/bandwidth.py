@@ -74,7 +74,6 @@ class TileShape:
     row_run: int = 1  # rows of a thread that are neighbours
     parts: int = 1  # blocks along what is summed over the blocks, each with a partial sum
     ahead: int = 0  # tiles of the loop over `parts` that are loaded while one is computed
-    resident: int = 0  # blocks that an SM must hold at once, or `parts` are too many; 0: as many as it can
     reasons: tuple[str, ...] = ()
 
     @property
@@ -290,11 +289,9 @@ def _carried(p: TileProblem, shape: TileShape, target: GpuTarget) -> TileShape:
         blocks = _slots(held + depth * loads, shape.threads, target) // target.sms
         if blocks * shape.threads * depth * loads * 4 >= BYTES_AHEAD:
             break
-    slots = _slots(held + ahead * loads, shape.threads, target)
-    parts = _parts(-(-p.rows // shape.rows), slots)
-    resident = -(-parts // target.sms)
-    reason = f"{parts} blocks, each with its share of the sums, {resident} an SM; {ahead} tiles loaded ahead"
-    return replace(shape, parts=parts, ahead=ahead, resident=resident, reasons=(*shape.reasons, reason))
+    parts = _parts(-(-p.rows // shape.rows), _slots(held + ahead * loads, shape.threads, target))
+    reason = f"{parts} blocks, each with its share of the sums; {ahead} tiles loaded ahead"
+    return replace(shape, parts=parts, ahead=ahead, reasons=(*shape.reasons, reason))
 
 
 def _long_rows(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:

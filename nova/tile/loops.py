@@ -277,7 +277,10 @@ class Loops:
         threads = max(work.shape.threads for work in works)
         blocks = sum(work.blocks for work in works)
         name = self.kernel.name
-        resident = works[0].shape.resident if len(works) == 1 else 0
+        shape = works[0].shape
+        resident = 0  # blocks that an SM must hold at once; those that share sums are as many as all SMs together hold
+        if len(works) == 1 and shape.ahead:
+            resident = -(-shape.parts // self.target.sms)
         program = Program(f"{name}_{number}", len(self.arguments) + 2, (max(blocks, 1), 1, 1), threads, resident)
         places = {tensor: place for place, tensor in enumerate(self.arguments)}
         memory = Memory(program, places, self.slots, len(self.arguments))
