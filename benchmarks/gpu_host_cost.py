@@ -1,12 +1,14 @@
 """What the driver's calls cost the host, one by one, and where a step's host time goes.
 
-python benchmarks/gpu_host_cost.py
+    python benchmarks/gpu_host_cost.py [--out benchmarks/results/host_cost_gpu.json]
 
-Needs a GPU. Times are medians in microseconds. "busy" is with the GPU occupied by a long kernel, as in training.
+Needs a GPU. Times are medians in microseconds. "busy" is with the GPU occupied by a long kernel, as in training. A
+step's cost a launch is its native part over its launches: what the host takes from one launch to the next.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import statistics
 import sys
@@ -19,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import nova
+from nova.bench import timing
 from nova.gpu import launcher
 from nova.gpu.launcher import Launch
 from nova.runtime import cuda, orc
@@ -75,7 +78,14 @@ def repeated(name: str, *args: int, busy: int) -> float:
     return timed(run, count=50, busy=bool(busy))
 
 
-def calls() -> None:
+def calls() -> dict[str, float]:
+    """The driver's calls: name to microseconds."""
+    found: dict[str, float] = {}
+
+    def report(name: str, cost: float) -> None:
+        found[name] = round(cost, 2)
+        print(f"{name}: {cost:.2f}")
+
     device = cuda.device(0)
     module = device.load(PTX, b"", "nothing")
     function = module.function("nothing")
@@ -96,25 +106,26 @@ def calls() -> None:
                 cost = timed(lambda: run(ctypes.addressof(args)), count=300, busy=busy)
             if device.status.value:
                 raise device.driver.error(device.status.value, "cuLaunchKernel")
-            print(f"cuLaunchKernel on {name}, {'busy' if busy else 'idle'}: {cost:.2f}")
+            report(f"launch on {name}, {'busy' if busy else 'idle'}", cost)
     device.stream.value = 0
     target = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
     for nbytes in (64, 1024, 10_000, 60_000, 100_000):
         pageable = ctypes.create_string_buffer(nbytes)
         pinned = device.pinned(nbytes)
         for kind, source in (("pageable", ctypes.addressof(pageable)), ("pinned", pinned)):
-            costs = [repeated("cuMemcpyHtoDAsync", target.data_ptr(), source, nbytes, 0, busy=busy) for busy in (0, 1)]
-            print(f"cuMemcpyHtoDAsync of {nbytes} B, {kind}: idle {costs[0]:.1f}, busy {costs[1]:.1f}")
+            for busy, word in enumerate(("idle", "busy")):
+                cost = repeated("cuMemcpyHtoDAsync", target.data_ptr(), source, nbytes, 0, busy=busy)
+                report(f"cuMemcpyHtoDAsync of {nbytes} B, {kind}, {word}", cost)
     event = device.new_event()
-    print(f"cuEventRecord: {repeated('cuEventRecord', event, 0, busy=1):.1f}")
+    report("cuEventRecord", repeated("cuEventRecord", event, 0, busy=1))
     host = device.pinned(64)
-    copy = repeated("cuMemcpyDtoHAsync", host, target.data_ptr(), 64, 0, busy=1)
-    print(f"cuMemcpyDtoHAsync of 64 B, pinned: {copy:.1f}")
+    report("cuMemcpyDtoHAsync of 64 B, pinned", repeated("cuMemcpyDtoHAsync", host, target.data_ptr(), 64, 0, busy=1))
     context = timed(lambda: [device.context().__enter__(), device.context().__exit__()])
-    print(f"push and pop of the context, through ctypes: {context:.1f}")
+    report("push and pop of the context, through ctypes", context)
+    return found
 
 
-def step_costs(fused: bool) -> None:
+def step_costs(fused: bool) -> dict:
     """A GPT-2 step of 12 narrow layers: the GPU's work is small, the launches are those of the large one."""
     from nova.bench.gpt2 import GPT2
 
@@ -140,6 +151,7 @@ def step_costs(fused: bool) -> None:
     launches = sum(len(executable.kernels[item.kernel].launches) for item in calls)
     kinds = Counter(type(item).__name__ for item in executable.plan.items)
     print(f"GPT-2 with {'fused' if fused else 'default'} AdamW: {launches} launches, items {dict(kinds)}")
+    found: dict = {"launches": launches, "items": dict(kinds)}
     for name, run in (
         ("whole step", lambda: step(ids, targets)),
         ("guards", lambda: step._variants[0].bindings[0].enter((ids, targets), {})),
@@ -147,10 +159,21 @@ def step_costs(fused: bool) -> None:
         ("native part", lambda: executable.pointer_table.run(inputs, outputs)),
     ):
         idle, busy = timed(run), timed(run, busy=True)
+        found[name] = {"idle": round(idle, 1), "busy": round(busy, 1), "busy a launch": round(busy / launches, 3)}
         print(f"  {name}: idle {idle:.0f}, busy {busy:.0f} ({busy / launches:.2f} a launch)")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    path = parser.parse_args().out
+    results = {"calls": calls()}
+    for fused in (True, False):
+        results[f"GPT-2, 12 layers, {'fused' if fused else 'default'} AdamW"] = step_costs(fused)
+    if path:
+        timing.save(path, results)
 
 
 if __name__ == "__main__":
-    calls()
-    for fused in (True, False):
-        step_costs(fused)
+    main()
