@@ -1,8 +1,9 @@
 """Layer norm, GELU and softmax cross entropy, forward and backward (paper section 6.1): achieved bytes a second.
 
-PyTorch's backward is timed over a saved forward. Nova compiles the gradients from the inputs: where they need no result
-of the forward, that is its backward, statistics included; cross entropy's needs the forward, whose time is taken off
-as for Liger's, which makes the gradient in its forward and in the place of the logits (it is given some of its own).
+Backward is timed over a saved forward for everyone: layer norm's mean and 1/deviation are inputs of Nova's, GELU's
+needs no result of the forward. Where a contestant's backward is not to be had by itself, the forward's time is taken
+off that of both: Nova's cross entropy, and Liger's, which makes the gradient in its forward and in the place of the
+logits (it is given some of its own). The rows "both" show forward and backward in one step, as training has them.
 Bytes are what an operator must move: every input once, every output once.
 """
 
@@ -24,7 +25,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Operator:
-    """`function(x, *rest)` on x of [rows, columns]; `passes`: tensors of x's size moved by forward and by backward."""
+    """`function(x, *rest)` on x of [rows, columns]; `passes`: tensors of x's size moved by forward and by backward.
+
+    Both together move what backward does: no result of forward but a scalar is asked for.
+    """
 
     name: str
     rows: int
@@ -34,6 +38,8 @@ class Operator:
     passes: tuple[int, int]
     scalar: bool = False
     liger: Callable[..., Tensor] | None = None
+    save: Callable[..., tuple[Tensor, ...]] = lambda *_: ()  # what PyTorch's forward keeps for its backward
+    gradient: Callable[..., tuple[Tensor, ...]] | None = None  # its backward: (x, grad, saved, *rest)
 
 
 def _liger_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -57,10 +63,19 @@ def _labels(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     return (torch.randint(columns, (rows,), device="cuda"),)
 
 
+def _layer_norm_saved(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    return torch.native_layer_norm(x, x.shape[-1:], weight, bias, 1e-5)[1:]
+
+
+def _layer_norm_gradient(x: Tensor, grad: Tensor, saved: tuple[Tensor, ...], *rest: Tensor) -> tuple[Tensor, ...]:
+    mean, rstd = saved
+    return torch.ops.aten.native_layer_norm_backward(grad, x, x.shape[-1:], mean, rstd, *rest, [True, True, True])
+
+
 OPERATORS = (
     Operator(
         "layer_norm", 16384, 768, lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), _layer_norm_rest, (2, 3),
-        liger=_liger_layer_norm,
+        liger=_liger_layer_norm, save=_layer_norm_saved, gradient=_layer_norm_gradient,
     ),
     Operator("gelu", 16384, 3072, F.gelu, lambda *_: (), (2, 3)),
     Operator("cross_entropy", 16384, 50304, F.cross_entropy, _labels, (1, 2), True, _liger_cross_entropy),
@@ -69,11 +84,12 @@ OPERATORS = (
 
 @dataclass
 class Set:
-    """One input set, the gradient that comes in, and the saved forward of each PyTorch contestant."""
+    """One input set, the gradient that comes in, what a forward saves, and the forward of each PyTorch contestant."""
 
     x: Tensor
     rest: tuple[Tensor, ...]
     grad: Tensor
+    kept: tuple[Tensor, ...]
     saved: dict[str, Tensor]
 
     @property
@@ -86,7 +102,9 @@ def make_sets(op: Operator, dtype: torch.dtype, count: int) -> list[Set]:
     for _ in range(count):
         x = torch.randn(op.rows, op.columns, device="cuda").to(dtype).requires_grad_()
         grad = torch.ones((), device="cuda", dtype=dtype) if op.scalar else torch.randn_like(x)
-        sets.append(Set(x, op.rest(op.rows, op.columns, dtype), grad, {}))
+        rest = op.rest(op.rows, op.columns, dtype)
+        with torch.no_grad():
+            sets.append(Set(x, rest, grad, op.save(x, *rest), {}))
     return sets
 
 
@@ -121,70 +139,94 @@ def backward(name: str, function: Callable[..., Tensor], sets: list[Set]) -> tim
     return run
 
 
-def both(op: Operator) -> Callable[..., Any]:
-    """Forward and backward in one step, as Nova compiles them."""
+def both(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Forward and backward in one step."""
 
     def step(x: Tensor, grad: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        y = op.function(x, *rest)
+        y = function(x, *rest)
         return torch.autograd.grad(y, [t for t in (x, *rest) if t.requires_grad], grad)
 
     return step
 
 
+def whole(step: Callable[..., Any], sets: list[Set]) -> timing.Run:
+    def run(i: int) -> Any:
+        return step(sets[i].x, sets[i].grad, *sets[i].rest)
+
+    return run
+
+
+def alone(gradient: Callable[..., Any], sets: list[Set]) -> timing.Run:
+    """A backward that is given what the forward saved."""
+
+    def run(i: int) -> Any:
+        s = sets[i]
+        with torch.no_grad():
+            return gradient(s.x.detach(), s.grad, s.kept, *s.rest)
+
+    return run
+
+
 def measure(op: Operator, dtype_name: str, rounds: int) -> list[dict[str, Any]]:
-    """Rows for forward and backward of one operator in one dtype."""
+    """Rows for forward, for backward and for both together of one operator in one dtype."""
     dtype = DTYPES[dtype_name]
     size = op.rows * op.columns * dtype.itemsize
     sets = make_sets(op, dtype, timing.sets_for(2 * size, least=2, most=8))
-    compiled = torch.compile(op.function)
-    contestants = {"eager": op.function, "torch.compile": compiled}
+    functions = {"eager": op.function, "torch.compile": torch.compile(op.function)}
     if op.liger and timing.liger() is not None:
-        contestants["liger"] = op.liger
-    nova_forward, nova_both = nova.jit(op.function), nova.jit(both(op))
+        functions["liger"] = op.liger
+    nova_forward, nova_both = nova.jit(op.function), nova.jit(both(op.function))
+    nova_backward = nova.jit(op.gradient) if op.gradient else None
 
-    def pair(i: int) -> Any:
-        return nova_both(sets[i].x, sets[i].grad, *sets[i].rest)
-
-    forwards = {name: forward(f, sets) for name, f in contestants.items()} | {"nova": forward(nova_forward, sets)}
-    ahead = timing.interleave(forwards, len(sets), rounds)
-    backwards = {name: backward(name, f, sets) for name, f in contestants.items()} | {"nova": pair}
-    whole = {"nova", "liger"} if op.scalar else set()  # those whose backward has a forward in it
-    if "liger" in whole & contestants.keys():
-        backwards["liger"] = in_place(contestants["liger"], sets)
-    behind = timing.interleave(backwards, len(sets), rounds)
-    seconds = {
-        "forward": {name: t.median for name, t in ahead.items()},
-        "backward": {name: t.median - (ahead[name].median if name in whole else 0.0) for name, t in behind.items()},
-    }
-    errors = _errors(op, sets[0], nova_forward, nova_both)
-    rows = []
-    for direction, passes in zip(("forward", "backward"), op.passes, strict=True):
-        moved = passes * size
-        copy = timing.copy_bandwidth(moved)
-        best = min(t for name, t in seconds[direction].items() if name != "nova")
-        own = seconds[direction]["nova"]
-        rows.append({
-            "op": op.name, "dtype": dtype_name, "direction": direction, "bytes": moved, "seconds": seconds[direction],
-            "of_copy": moved / own / copy, "copy_bandwidth": copy, "ratio": best / own, "error": errors[direction],
-        })  # fmt: skip
-    return rows
+    forwards = {name: forward(f, sets) for name, f in functions.items()} | {"nova": forward(nova_forward, sets)}
+    backwards = {name: backward(name, f, sets) for name, f in functions.items()}
+    backwards["nova"] = alone(nova_backward, sets) if nova_backward else whole(nova_both, sets)
+    wholes = {name: whole(both(f), sets) for name, f in functions.items()} | {"nova": whole(nova_both, sets)}
+    if op.scalar:  # no backward by itself
+        if "liger" in functions:
+            wholes["liger"] = in_place(functions["liger"], sets)
+        backwards = {name: run for name, run in backwards.items() if name not in ("nova", "liger")}
+    median = {}
+    for direction, runs in (("forward", forwards), ("backward", backwards), ("both", wholes)):
+        found = timing.interleave(runs, len(sets), rounds)
+        median[direction] = {name: t.median for name, t in found.items()}
+        for s in sets:
+            s.saved.clear()
+    for name in median["both"].keys() - median["backward"].keys():
+        median["backward"][name] = median["both"][name] - median["forward"][name]
+    errors = _errors(op, sets[0], nova_forward, nova_backward, nova_both)
+    return [_row(op, dtype_name, direction, median[direction], size, errors[direction]) for direction in median]
 
 
-def _errors(op: Operator, s: Set, nova_forward: Any, nova_both: Any) -> dict[str, Any]:
+def _row(op: Operator, dtype_name: str, direction: str, seconds: dict[str, float], size: int, error: Any) -> dict:
+    moved = op.passes[direction != "forward"] * size
+    copy = timing.copy_bandwidth(moved)
+    best, own = min(t for name, t in seconds.items() if name != "nova"), seconds["nova"]
+    return {
+        "op": op.name, "dtype": dtype_name, "direction": direction, "bytes": moved, "seconds": seconds,
+        "of_copy": moved / own / copy, "copy_bandwidth": copy, "ratio": best / own, "error": error,
+    }  # fmt: skip
+
+
+def _errors(op: Operator, s: Set, nova_forward: Any, nova_backward: Any, nova_both: Any) -> dict[str, Any]:
     """Relative errors of Nova's and eager's results against float64, on a slice of rows where rows are independent."""
     with torch.no_grad():
         got, eager = nova_forward(s.x, *s.rest), op.function(s.x, *s.rest)
     leaf = s.x.detach().double().requires_grad_()
     rest = tuple(t.detach().double().requires_grad_() if t.is_floating_point() else t for t in s.rest)
     exact = op.function(leaf, *rest)
-    found = nova_both(s.x, s.grad, *s.rest)
+    found = {"both": nova_both(s.x, s.grad, *s.rest)}
+    found["backward"] = alone(nova_backward, [s])(0) if nova_backward else found["both"]
     theirs = torch.autograd.grad(op.function(s.x, *s.rest), s.leaves, s.grad)
     wanted = torch.autograd.grad(exact, [leaf, *(t for t in rest if t.requires_grad)], s.grad.double())
     return {
         "forward": {"nova": timing.relative_error(got, exact), "eager": timing.relative_error(eager, exact)},
-        "backward": {
-            "nova": [timing.relative_error(a, b) for a, b in zip(found, wanted, strict=True)],
-            "eager": [timing.relative_error(a, b) for a, b in zip(theirs, wanted, strict=True)],
+        **{
+            direction: {
+                "nova": [timing.relative_error(a, b) for a, b in zip(mine, wanted, strict=True)],
+                "eager": [timing.relative_error(a, b) for a, b in zip(theirs, wanted, strict=True)],
+            }
+            for direction, mine in found.items()
         },
     }
 

@@ -116,6 +116,17 @@ class Buffer:
     swizzle: str
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """A place in the code of a thread, and what was known there."""
+
+    lines: int
+    known: dict[Any, Value | Buffer]
+    broadcasts: dict[tuple[str, int], Value]
+    expiring: list[tuple[int, Area]]
+    arena: Arena
+
+
 def is_tile(value: Any) -> bool:
     """Of a level-4 value."""
     return isinstance(value.type, ir.VectorType)
@@ -213,6 +224,20 @@ class Distributor(ThreadCode):
             self.arena.synchronised()
 
     # --- the walk ---
+
+    def checkpoint(self) -> Checkpoint:
+        """What `roll_back` needs to write again what is written from here on."""
+        return Checkpoint(
+            len(self.lines), dict(self.known), dict(self.broadcasts.maps[0]), list(self.expiring), self.arena.copy()
+        )
+
+    def roll_back(self, to: Checkpoint) -> None:
+        """Forgets what was written since. What stands in the function's entry stays: it may be used again."""
+        del self.lines[to.lines :]
+        self.known = dict(to.known)
+        self.broadcasts.maps[0] = dict(to.broadcasts)
+        self.expiring = list(to.expiring)
+        self.arena = to.arena.copy()
 
     def lower(self, operation: Any) -> None:
         """One op, by its name or, for arith and math, as elementwise."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from nova.errors import CompileError
 from nova.gpu.distribute import Distributor, Op, lowers
+from nova.gpu.shared_arena import Area
 from nova.tile.text import Value
 
 
@@ -70,7 +72,24 @@ def _tile(it: Distributor, carried: Value, tile: Value) -> Value:
 
 @lowers("scf.for")
 def for_(it: Distributor, op: Op) -> None:
-    """A loop that carries registers. Its first scratch waits: threads may still read that of the last iteration."""
+    """A loop that carries registers.
+
+    Its first scratch waits for what threads may still read of the last iteration. What that is shows at the body's end,
+    so an outermost loop where it mattered is written again, and kept if it then ends as was supposed.
+    """
+    before = it.checkpoint()
+    reading = _loop(it, op, None)
+    if reading is None or it.loops:
+        return
+    it.roll_back(before)
+    again = _loop(it, op, reading)
+    if again is None or not set(again) <= set(reading):
+        it.roll_back(before)
+        _loop(it, op, None)
+
+
+def _loop(it: Distributor, op: Op, reading: Sequence[Area] | None) -> Sequence[Area] | None:
+    """Writes the loop. Returns what threads may be reading at the end of its body, if they waited at its top."""
     low, high, step, *tiles = [it.of(v) for v in op.operands]
     inits = [_words(it, v) for v in tiles]
     block = op.operation.regions[0].blocks[0]
@@ -82,14 +101,18 @@ def for_(it: Distributor, op: Op) -> None:
     passed = f" iter_args({pairs}) -> ({', '.join(v.type for v in inits)})" if pairs else ""
     it.line(f"{left}scf.for {counter.name} = {low.name} to {high.name} step {step.name}{passed} : {low.element} {{")
     it.loops += 1
-    with it.arena.repeated(), it.region():
+    blind = it.arena.blind
+    with it.arena.repeated(reading), it.region():
         inside = [_tile(it, v, tile) for v, tile in zip(carried, tiles, strict=True)]
         it.known.update(zip(block.arguments, [counter, *inside], strict=True))
         _emit_yield(it, [_words(it, v) for v in _yielded(it, block)], inits)
+        ends, unknown = it.arena.state()
     it.loops -= 1
     it.line("}")
     after = [_tile(it, v, tile) for v, tile in zip(results, tiles, strict=True)]
     it.known.update(zip(op.results, after, strict=True))
+    waited = it.arena.blind > blind or reading is not None
+    return ends if waited and not unknown else None
 
 
 @lowers("scf.if")

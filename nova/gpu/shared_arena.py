@@ -2,13 +2,15 @@
 
 Buffers live from their allocation to the last top-level op that touches them; scratch lives within one op. An area that
 threads may still be reading is *busy*: whoever writes there next needs a barrier first, so new areas go where nothing
-is busy as long as that costs no memory. In a loop, everything is busy at the top: the iteration before was reading.
+is busy as long as that costs no memory. At the top of a loop is busy what the iteration before was reading at its end,
+which is known once the body has been walked; until then, everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 
 ALIGNMENT = 128
@@ -38,10 +40,18 @@ class Arena:
         self.everything_busy = False
         self.total = 0
         self.uses = 0
+        self.blind = 0  # uses that had to wait because everything was busy
+
+    def copy(self) -> Arena:
+        """One that goes on from here by itself."""
+        other = copy(self)
+        other.live, other.busy = list(self.live), list(self.busy)
+        return other
 
     def take(self, size: int, alignment: int = ALIGNMENT) -> tuple[Area, bool]:
         """A live area of `size` bytes, and whether a barrier must come before writing to it."""
         self.uses += 1
+        self.blind += self.everything_busy
         size = -(-size // ALIGNMENT) * ALIGNMENT
         anywhere = self._first_fit(size, alignment, self.live)
         quiet = self._first_fit(size, alignment, [*self.live, *self.busy])
@@ -71,10 +81,13 @@ class Arena:
         self.everything_busy = any(everything for _, everything in states)
 
     @contextmanager
-    def repeated(self) -> Iterator[None]:
-        """Around the body of a loop, which may also run not at all."""
+    def repeated(self, reading: Iterable[Area] | None = None) -> Iterator[None]:
+        """Around the body of a loop, which may also run not at all. `reading`: what is busy when its end is reached."""
         before, uses = self.state(), self.uses
-        self.everything_busy = True
+        if reading is None:
+            self.everything_busy = True
+        else:
+            self.busy = list(dict.fromkeys([*self.busy, *reading]))
         yield
         if self.uses == uses:  # what barriers the body holds cannot be counted on: it may not run
             self.restore(before)

@@ -281,6 +281,8 @@ class Loops:
         resident = 0  # blocks that an SM must hold at once; those that share sums are as many as all SMs together hold
         if len(works) == 1 and shape.ahead:
             resident = -(-shape.parts // self.target.sms)
+        elif blocks <= self.target.sms:
+            resident = 1  # there is never a second one: registers for all loads at once, rather than room beside it
         program = Program(f"{name}_{number}", len(self.arguments) + 2, (max(blocks, 1), 1, 1), threads, resident)
         places = {tensor: place for place, tensor in enumerate(self.arguments)}
         memory = Memory(program, places, self.slots, len(self.arguments))

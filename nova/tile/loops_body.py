@@ -107,6 +107,11 @@ class Body(Space):
         """Loads of the nest's full width, in front of everything; their keys in `values`."""
         return self._load_where(lambda loops: loops == self.nest.full)
 
+    def prefetch_rows(self) -> list[Key]:
+        """Loads of what there is one of a row: a statistic waits as long for memory as the row itself."""
+        rows = frozenset(self.frame.rows)
+        return self._load_where(lambda loops: bool(loops) and loops <= rows and loops != self.nest.full)
+
     def prefetch_columns(self) -> list[Key]:
         """Loads of what there is one of a column: the same for all rows."""
         columns = frozenset(self.frame.columns)

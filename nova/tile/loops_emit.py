@@ -197,35 +197,40 @@ class _Totals:
         store_totals(self.work, last, accumulators.finish(last, values), part)
 
     def walk(self, accumulators: Accumulators, part: Operand, tiles: int, column: Operand, parts: int) -> list[Value]:
-        """All tiles of a part. While one is computed the loads of the next `ahead` are under way, in registers."""
+        """All tiles of a part. While one is computed the loads of the next `ahead` are under way, in registers.
+
+        A turn of the loop takes `ahead` tiles: then what was loaded for a tile stays in its registers until its turn.
+        Handing it on from register to register would wait for it, a whole tile too early.
+        """
         program, count, depth = self.program, len(accumulators.start), self.work.shape.ahead
         first = self.body(part, column, parts)
-        keys = first.prefetch() if depth else []
+        queue = _Queue(self, first, [*first.prefetch(), *first.prefetch_rows()], (tiles, column, parts))
         columns = first.prefetch_columns() if depth and not self.work.flat_total else []
-        kept = [first.values[key] for key in keys]
-        start = [*accumulators.start, *(first.domain.value(p) for p in kept)]
-        for step in range(1, depth if keys else 0):
-            start += self.loads(keys, self.later(part, step * parts, tiles), column, parts)
-        with program.for_(part, tiles, parts, start) as loop:
-            body = self.body(loop.index, column, parts)
-            body.values.update((key, first.values[key]) for key in columns)
-            waiting = list(loop.carried[count:])
-            if keys:
-                waiting += self.loads(keys, self.later(loop.index, depth * parts, tiles), column, parts)
-            for key, p, value in zip(keys, kept, waiting, strict=False):
-                body.values[key] = Part(value, p.dims, p.element)
-            loop.yield_([*self.tile(body, accumulators, loop.carried[:count]), *waiting[len(keys) :]])
+        start = [*accumulators.start, *queue.start(part)]
+
+        def turn(index: Operand, carried: Sequence[Value], taken: int) -> list[Value]:
+            sums, queue.waiting = list(carried[:count]), list(carried[count:])
+            for number in range(taken):
+                tile = program.add(index, number * parts) if number else index
+                body = self.body(tile, column, parts)
+                body.values.update((key, first.values[key]) for key in columns)
+                queue.step(body, tile)
+                sums = self.tile(body, accumulators, sums)
+            return [*sums, *queue.waiting]
+
+        taken = max(depth, 1) if queue.keys else 1
+        middle: Operand = part
+        if taken > 1:
+            turns = program.div(program.sub(tiles + parts - 1, part), parts * taken)
+            middle = program.add(part, program.mul(turns, parts * taken))
+            with program.for_(part, middle, parts * taken, start) as loop:
+                loop.yield_(turn(loop.index, loop.carried, taken))
+            start = loop.results
+            if tiles % parts == 0 and tiles // parts % taken == 0:
+                return start[:count]
+        with program.for_(middle, tiles, parts, start) as loop:
+            loop.yield_(turn(loop.index, loop.carried, 1))
         return loop.results[:count]
-
-    def later(self, tile: Operand, by: int, tiles: int) -> Operand:
-        """The tile so many further on; the same once more where there is none, which costs no memory traffic."""
-        index = self.program.add(tile, by)
-        return self.program.select(self.program.compare("slt", index, tiles), index, self.program.scalar(tile))
-
-    def loads(self, keys: Sequence[Key], tile: Operand, column: Operand, parts: int) -> list[Value]:
-        body = self.body(tile, column, parts)
-        body.prefetch()
-        return [body.domain.value(body.values[key]) for key in keys]
 
     def body(self, tile: Operand, column: Operand, parts: int) -> Body:
         work = self.work
@@ -244,6 +249,43 @@ class _Totals:
             self.program.barrier()
         body.flush()
         return following
+
+
+class _Queue:
+    """Loads of a walk that are under way, `depth` tiles ahead of their use."""
+
+    def __init__(self, walk: _Totals, first: Body, keys: list[Key], place: tuple[int, Operand, int]):
+        self.walk, self.domain, self.depth = walk, first.domain, walk.work.shape.ahead
+        self.keys = keys if self.depth else []
+        self.parts = [first.values[key] for key in self.keys]
+        self.tiles, self.column, self.step_by = place
+        self.waiting: list[Value] = []
+
+    def start(self, tile: Operand) -> list[Value]:
+        """Under way before the loop: the first tile's, loaded already, and those of the tiles after it."""
+        values = [self.domain.value(p) for p in self.parts]
+        for step in range(1, self.depth if self.keys else 0):
+            values += self.load(self.later(tile, step))
+        return values
+
+    def step(self, body: Body, tile: Operand) -> None:
+        """Gives a tile what was loaded for it, and begins the loads of a later one."""
+        if not self.keys:
+            return
+        self.waiting += self.load(self.later(tile, self.depth))
+        for key, p, value in zip(self.keys, self.parts, self.waiting, strict=False):
+            body.values[key] = Part(value, p.dims, p.element)
+        self.waiting = self.waiting[len(self.keys) :]
+
+    def later(self, tile: Operand, steps: int) -> Operand:
+        """The tile so many further on; the same once more where there is none, which costs no memory traffic."""
+        program = self.walk.program
+        index = program.add(tile, steps * self.step_by)
+        return program.select(program.compare("slt", index, self.tiles), index, program.scalar(tile))
+
+    def load(self, tile: Operand) -> list[Value]:
+        body = self.walk.body(tile, self.column, self.step_by)
+        return [body.domain.value(body.load(*key)) for key in self.keys]
 
 
 def share_of(total: Total) -> tuple[Tensor, Index]:
