@@ -205,6 +205,8 @@ class Former:
             reason = (
                 profit.epilogue_pays(self, group, op)
                 or profit.keeps_long(self, group, op)
+                or profit.waits_for_little(self, group, op)
+                or profit.needs_own_buffer(self, group, op)
                 or self.order(group, op)
                 or group.fits(op)
             )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nova.fusion.former import Former
 
 FAR = 48  # ops between a kernel and an op that would lengthen the life of a value by joining it
+LARGE, TRIFLE = 64 << 20, 64  # bytes that a kernel reads, and their share, from which a launch of its own is nothing
 MAX_LOOK = 10  # elementwise ops looked ahead for something that stores their result
 
 
@@ -39,6 +40,32 @@ def keeps_long(former: Former, group: Group, op: Op) -> str | None:
     if sum(value.bytes for value in op.results) * 8 <= max((value.bytes for value in op.operands), default=0):
         return None
     return "would be kept in memory from that kernel on"
+
+
+def waits_for_little(former: Former, group: Group, op: Op) -> str | None:
+    """Why `op` should not join a kernel of which it needs nothing: what both read is a trifle of what that kernel
+    moves, and all of that would stand between `op` and its readers. (A mean divides by a count of labels.)"""
+    bases = {former.base(value) for value in op.operands}
+    if any(former.home.get(base) is group for base in bases):
+        return None
+    read = {former.base(value) for member in group.ops for value in member.operands}
+    most, shared = max((value.bytes for value in read), default=0), sum(value.bytes for value in bases & read)
+    if most < LARGE or shared * TRIFLE > most:
+        return None
+    return f"shares {shared} B with a kernel that reads {most} B, and its readers would wait for that"
+
+
+def needs_own_buffer(former: Former, group: Group, op: Op) -> str | None:
+    """Why a gradient should not be made in the kernel of its loss: that kernel reads labels' logits from anywhere in
+    a row, so that the gradient could not take the place of logits that nobody else needs."""
+    if op.name != "sce_backward":
+        return None
+    logits = former.base(op.operands[1])
+    if logits.op is None or not any(member.name == "sce" for member in group.ops) or logits in former.outputs:
+        return None
+    if any(reader.order > op.order for reader in readers_of(former, logits)):
+        return None
+    return "would no longer be written in the place of its logits"
 
 
 def readers_of(former: Former, value: Value) -> list[Op]:

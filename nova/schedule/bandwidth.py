@@ -60,6 +60,7 @@ class TileProblem:
     turned: bool = False  # some operands have them along the rows, others along the columns
     fixed: int = 1  # independent repetitions of the whole
     merges: bool = False  # the rows are partial sums
+    again: bool = False  # a row too long for registers is read by several passes
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,8 @@ WARP = 32
 BLOCK_THREADS = 256
 ROW_THREADS = 128  # of blocks that reduce rows a warp or two each: small ones start and end by themselves
 LONG_THREADS = 256  # of blocks that walk long rows: several rows an SM hide each other's ends
+MOST_THREADS = 1024  # of a block
+KEPT_CACHE = 0.6  # of the last cache, for rows that are read again: what is written goes through it too
 REGISTERS = 112  # of a thread for tile values, beside addresses and temporaries
 CARRIED_REGISTERS = 48  # the same where sums are carried from row to row: shorter pieces of a row, and more warps
 THREAD_BYTES = 64  # that a thread should have under way: four 16-byte loads
@@ -298,6 +301,10 @@ def _long_rows(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     threads = LONG_THREADS if groups >= 2 * LONG_THREADS else BLOCK_THREADS
     batch = min(_unroll(p), max(1, 32 // (p.vector * max(p.tiles, 1))))
     held = batch * p.vector * max(p.tiles, 1) + 28
+    if p.again:  # fewer rows under way, so that a row is still in the last cache when it is read again
+        row = p.row_bytes * p.columns
+        while threads < MOST_THREADS and row * _slots(held, threads, target) > KEPT_CACHE * target.l2:
+            threads *= 2
     parts = _parts(p.rows, _slots(held, threads, target)) if p.total else 1
     reason = f"long rows: {threads} threads walk {groups} vectors, {batch} at once each"
     return TileShape(1, threads, 1, batch, True, parts=parts, reasons=(reason,))

@@ -131,6 +131,7 @@ class Loops:
             frame.row_count, numel(kernel, frame.columns), frame.vector, max(read_bytes, 1.0),
             max(1, len(full) + kept) if reduces else max(1, len(full)), reduces, total,
             self.row_lanes(nest, frame) and not turned, turned, numel(kernel, fixed), bool(nest.merges),
+            reduces and loops_long.passes(nest) > 1,
         )  # fmt: skip
 
     def vector(self, nest: Nest, columns: tuple[int, ...]) -> int:

@@ -160,6 +160,11 @@ class _LongRow:
 # --- passes -----------------------------------------------------------------------------------------------------------
 
 
+def passes(nest: Nest) -> int:
+    """Walks over a row."""
+    return len(plan_passes(nest, find_online(nest))[0])
+
+
 def plan_passes(nest: Nest, online: Sequence[Online]) -> tuple[list[Pass], list[Structured]]:
     """The passes, and the row-wise ops after the last one."""
     made = nest.keys()

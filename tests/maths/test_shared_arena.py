@@ -51,6 +51,30 @@ def test_a_loop_waits_at_its_top_and_may_not_run() -> None:
     assert set(arena.busy) == {first, area} and not arena.everything_busy
 
 
+def test_a_loop_waits_for_what_its_end_reads() -> None:
+    """Two areas in turn: the second's barrier stands between the first's reading and its next writing."""
+    arena = Arena()
+    second = Area(128, 256)
+    with arena.repeated([second]):
+        area, wait = arena.take(128)
+        assert (area, wait) == (Area(0, 128), False)
+        arena.synchronised()
+        arena.release(area)
+        assert arena.take(128) == (second, False)
+        arena.synchronised()
+        arena.release(second)
+    assert arena.busy == [second] and not arena.blind
+
+
+def test_a_copy_goes_on_by_itself() -> None:
+    arena = Arena()
+    area, _ = arena.take(128)
+    other = arena.copy()
+    other.release(area)
+    other.take(4096)
+    assert (arena.live, arena.busy, arena.total) == ([area], [], 128)
+
+
 def test_a_loop_without_scratch_changes_nothing() -> None:
     arena = Arena()
     with arena.repeated():

@@ -107,6 +107,22 @@ def test_a_loop_carries_a_tile_and_its_scratch_waits() -> None:
     compare(program, [numbers("f32", 24 * 128), np.zeros(128, np.float32)])
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_reductions_in_turn_wait_for_each_other(rounds: int) -> None:
+    """With several an iteration none but its own barrier is left: the simulator would find a race between iterations."""
+    layout = blocked((8, 128), (4, 1), (1, 32), 4)
+    program = Program("sums", 2, (1, 1, 1), 128)
+    start = program.splat(0.0, (128,), "f32", layout.project([0]))
+    with program.for_(0, 40, 8, [start]) as loop:
+        x = program.load(program.args[0], 0, [loop.index, 0], "f32", layout, strides=[128, 1], vector=4)
+        for _ in range(rounds):
+            total = program.reduce(x, [0], "addf")
+            x = program.binary("arith.subf", x, program.expand(total, [0], layout))
+        loop.yield_([program.binary("arith.addf", loop.carried[0], total)])
+    program.store(loop.results[0], program.args[1], 0, [0], strides=[1], vector=4)
+    compare(program, [numbers("f32", 40 * 128), np.zeros(128, np.float32)], 1e-5)
+
+
 def test_condition_of_a_block() -> None:
     layout = blocked((64,), (2,), (32,), 1)
     program = Program("odd", 2, (4, 1, 1), 64)

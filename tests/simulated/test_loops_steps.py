@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import nova
 from nova import mlir, pipeline
 from nova.fusion import interpret as level2
-from nova.fusion import outline, readback
+from nova.fusion import outline, profit, readback
 from nova.fusion.kernel import Kernel
 from nova.gpu import simulate
 from nova.gpu.distribute import distribute
@@ -129,6 +129,16 @@ def test_layer_norm_backward(shape: tuple[int, int], dtype: torch.dtype) -> None
     check(gradient(lambda x, w, b: F.layer_norm(x * 2, shape[1:], w, b), x, w, b))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(128, 768), (131, 768), (40, 96)], ids=str)
+def test_layer_norm_backward_of_saved_statistics(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Tiles that divide into whole turns of the loads ahead, and tiles that do not."""
+    x, dy, w, b = (torch.randn(s, dtype=dtype) for s in (shape, shape, shape[1:], shape[1:]))
+    mean, rstd = torch.native_layer_norm(x, shape[1:], w, b, 1e-5)[1:]
+    backward = torch.ops.aten.native_layer_norm_backward
+    check(lambda dy, x, m, r, w, b: backward(dy, x, shape[1:], m, r, w, b, [True] * 3), dy, x, mean, rstd, w, b)
+
+
 @pytest.mark.parametrize("shape", [(37, 40), (9, 300)], ids=str)
 def test_rms_norm_backward(shape: tuple[int, int]) -> None:
     check(gradient(lambda x, w: F.rms_norm(x, shape[1:], w), torch.randn(shape), torch.randn(shape[1])))
@@ -145,6 +155,20 @@ def test_softmax_and_its_gradient(shape: tuple[int, int]) -> None:
 def test_cross_entropy(shape: tuple[int, int], dtype: torch.dtype) -> None:
     x, t = torch.randn(shape, dtype=dtype), torch.randint(0, shape[1], shape[:1])
     check(gradient(lambda x, t: F.cross_entropy(x, t, ignore_index=3), x, t))
+
+
+@pytest.mark.parametrize("shape", [(33, 57), (13, 9000)], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_and_its_gradient_together(shape: tuple[int, int], reduction: str, monkeypatch) -> None:
+    """As for large logits: each row is read, and read again for its gradient."""
+    monkeypatch.setattr(profit, "LARGE", 0)
+    x, t = torch.randn(shape), torch.randint(0, shape[1], shape[:1])
+
+    def both(x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        loss = F.cross_entropy(x, t, ignore_index=3, label_smoothing=0.1, reduction=reduction)
+        return loss, *torch.autograd.grad(loss.sum(), x)
+
+    check(both, x.requires_grad_(), t)
 
 
 def test_batch_norm_and_pooling() -> None:
