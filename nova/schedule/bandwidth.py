@@ -156,6 +156,7 @@ KEPT_CACHE = 0.6  # of the last cache, for rows that are read again: what is wri
 REGISTERS = 112  # of a thread for tile values, beside addresses and temporaries
 CARRIED_REGISTERS = 48  # the same where sums are carried from row to row: shorter pieces of a row, and more warps
 THREAD_BYTES = 64  # that a thread should have under way: four 16-byte loads
+CARRIED_THREADS = 512  # of a row at most, there
 HELD_BESIDE = 56  # registers of a thread that sums over rows, beside its tiles: running sums, addresses, the next loads
 MOST_AHEAD = 4  # tiles whose loads are under way while one is computed
 BYTES_AHEAD = 48 << 10  # of an SM's loads under way, from which memory is busy
@@ -256,8 +257,6 @@ def _elements(p: TileProblem, registers: int) -> int:
 def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
     """Threads of a row: one warp as long as its registers hold it, several above, a loop where nothing does."""
     most = _elements(p, REGISTERS)
-    if p.total and -(-groups * p.vector // _elements(p, CARRIED_REGISTERS)) <= BLOCK_THREADS:
-        most = _elements(p, CARRIED_REGISTERS)
     if groups <= 32:
         across = power_above(groups)
         threads = min(BLOCK_THREADS, max(32, power_above(p.rows * across)))
@@ -267,8 +266,12 @@ def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
         shape = TileShape(down, across, batch, 1, reasons=(reason,))
     else:
         across = 32
-        while across < 1024 and -(-groups // across) * p.vector > most:
-            across *= 2
+        steps = [(1024, most)]
+        if p.total:
+            steps.insert(0, (CARRIED_THREADS, _elements(p, CARRIED_REGISTERS)))
+        for threads, elements in steps:
+            while across < threads and -(-groups // across) * p.vector > elements:
+                across *= 2
         if -(-groups // across) * p.vector > most or (across > 512 and p.tiles > 1):
             return _long_rows(p, groups, target)
         batch = -(-groups // across)
@@ -284,9 +287,10 @@ def _carried(p: TileProblem, shape: TileShape, target: GpuTarget) -> TileShape:
     """How a block walks its rows: with how many loads ahead, so that memory is kept busy, and how many such blocks."""
     elements = shape.row_batch * shape.column_batch * p.vector
     held, loads = p.tiles * elements + HELD_BESIDE, -(-int(p.row_bytes * elements) // 4)  # registers
+    most = min(target.registers_thread, target.registers_sm // shape.threads) - HELD_BESIDE // 4
     ahead = 0
     for depth in range(1, MOST_AHEAD + 1):
-        if held + depth * loads > target.registers_thread - HELD_BESIDE // 4:
+        if held + depth * loads > most:
             break
         ahead = depth
         blocks = _slots(held + depth * loads, shape.threads, target) // target.sms
