@@ -14,7 +14,8 @@ from copy import copy
 from dataclasses import dataclass
 
 ALIGNMENT = 128
-SMALL = 4096  # bytes that scratch may always spread over rather than wait for a barrier
+SMALL = 4096  # bytes that scratch may always spread over rather than wait for a barrier,
+PLENTY = 48 << 10  # as long as a block needs no more than this
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Arena:
         size = -(-size // ALIGNMENT) * ALIGNMENT
         anywhere = self._first_fit(size, alignment, self.live)
         quiet = self._first_fit(size, alignment, [*self.live, *self.busy])
-        affordable = quiet.end <= max(self.total, anywhere.end, SMALL)
+        above = min(max((a.end for a in self.live), default=0) + SMALL, PLENTY)
+        affordable = quiet.end <= max(self.total, anywhere.end, above)
         area = quiet if affordable and not self.everything_busy else anywhere
         self.live.append(area)
         self.total = max(self.total, area.end)

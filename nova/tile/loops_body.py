@@ -103,28 +103,35 @@ class Body(Space):
                         return out.value
         return None
 
-    def prefetch(self) -> list[Key]:
-        """Loads of the nest's full width, in front of everything; their keys in `values`."""
-        return self._load_where(lambda loops: loops == self.nest.full)
-
-    def prefetch_rows(self) -> list[Key]:
-        """Loads of what there is one of a row: a statistic waits as long for memory as the row itself."""
-        rows = frozenset(self.frame.rows)
-        return self._load_where(lambda loops: bool(loops) and loops <= rows and loops != self.nest.full)
+    def prefetch(self) -> None:
+        """Loads of the nest's full width, in front of everything."""
+        for key in self.wide_keys():
+            self.load(*key)
 
     def prefetch_columns(self) -> list[Key]:
-        """Loads of what there is one of a column: the same for all rows."""
+        """Loads of what there is one of a column, the same for all rows; their keys in `values`."""
         columns = frozenset(self.frame.columns)
-        return self._load_where(lambda loops: bool(loops) and loops <= columns and loops != self.nest.full)
+        keys = self._keys(lambda loops: bool(loops) and loops <= columns and loops != self.nest.full)
+        for key in keys:
+            self.load(*key)
+        return keys
 
-    def _load_where(self, wanted: Callable[[frozenset[int]], bool]) -> list[Key]:
+    def wide_keys(self) -> list[Key]:
+        """What is read of the nest's full width."""
+        return self._keys(lambda loops: loops == self.nest.full)
+
+    def row_keys(self) -> list[Key]:
+        """What is read of which there is one of a row: a statistic waits as long for memory as the row itself."""
+        rows = frozenset(self.frame.rows)
+        return self._keys(lambda loops: bool(loops) and loops <= rows and loops != self.nest.full)
+
+    def _keys(self, wanted: Callable[[frozenset[int]], bool]) -> list[Key]:
         made = self.nest.keys()
         keys = []
         for op in self.nest.ops:
             for tensor, index in op.loads():
                 loops = frozenset(loop for item in index for loop, _ in item.terms)
                 if (tensor, index) not in made and tensor.kind != "local" and wanted(loops):
-                    self.load(tensor, index)
                     keys.append((tensor, index))
         return list(dict.fromkeys(keys))
 

@@ -15,8 +15,9 @@ from nova.fusion.kernel import Index, Kernel, Linear, Structured, Tensor
 from nova.schedule.bandwidth import TileShape
 from nova.tile.expressions import Part, memory_element
 from nova.tile.layout import NestedLayout
+from nova.tile.loops_ahead import Place, ahead_of_use
 from nova.tile.loops_body import Body, combined, computed, constant_tile, finished, reduced, start_of
-from nova.tile.loops_plan import Key, Nest, Total, rounds
+from nova.tile.loops_plan import Nest, Total, rounds
 from nova.tile.loops_space import ROW, Frame, Memory, decode
 from nova.tile.text import Operand, Value
 
@@ -174,6 +175,7 @@ class _Totals:
 
     def __init__(self, work: Work, memory: Memory, layout: NestedLayout):
         self.work, self.memory, self.layout, self.program = work, memory, layout, memory.program
+        self.stages, self.depth = work.shape.stages, work.shape.ahead
         self.once: Value | None = None  # holds in the first of the blocks that share rows
 
     def emit(self, block: Operand) -> None:
@@ -197,28 +199,29 @@ class _Totals:
         store_totals(self.work, last, accumulators.finish(last, values), part)
 
     def walk(self, accumulators: Accumulators, part: Operand, tiles: int, column: Operand, parts: int) -> list[Value]:
-        """All tiles of a part. While one is computed the loads of the next `ahead` are under way, in registers.
-
-        A turn of the loop takes `ahead` tiles: then what was loaded for a tile stays in its registers until its turn.
-        Handing it on from register to register would wait for it, a whole tile too early.
-        """
-        program, count, depth = self.program, len(accumulators.start), self.work.shape.ahead
+        """All tiles of a part. While one is computed the loads of the next ones are under way (`Ring`, `Queue`)."""
+        program, count, shape = self.program, len(accumulators.start), self.work.shape
         first = self.body(part, column, parts)
-        queue = _Queue(self, first, [*first.prefetch(), *first.prefetch_rows()], (tiles, column, parts))
-        columns = first.prefetch_columns() if depth and not self.work.flat_total else []
-        start = [*accumulators.start, *queue.start(part)]
+        ahead = ahead_of_use(self, first, Place(tiles, column, parts))
+        columns = first.prefetch_columns() if (shape.ahead or shape.stages) and not self.work.flat_total else []
+        start = list(accumulators.start)
+        for loads in ahead:
+            start += loads.start(part)
 
         def turn(index: Operand, carried: Sequence[Value], taken: int) -> list[Value]:
-            sums, queue.waiting = list(carried[:count]), list(carried[count:])
+            sums, rest = list(carried[:count]), list(carried[count:])
+            for loads in ahead:
+                loads.carried, rest = rest[: loads.length], rest[loads.length :]
             for number in range(taken):
                 tile = program.add(index, number * parts) if number else index
                 body = self.body(tile, column, parts)
                 body.values.update((key, first.values[key]) for key in columns)
-                queue.step(body, tile)
+                for loads in ahead:
+                    loads.step(body, tile)
                 sums = self.tile(body, accumulators, sums)
-            return [*sums, *queue.waiting]
+            return [*sums, *(value for loads in ahead for value in loads.carried)]
 
-        taken = max(depth, 1) if queue.keys else 1
+        taken = max((loads.turn for loads in ahead), default=1)
         middle: Operand = part
         if taken > 1:
             turns = program.div(program.sub(tiles + parts - 1, part), parts * taken)
@@ -226,11 +229,13 @@ class _Totals:
             with program.for_(part, middle, parts * taken, start) as loop:
                 loop.yield_(turn(loop.index, loop.carried, taken))
             start = loop.results
-            if tiles % parts == 0 and tiles // parts % taken == 0:
-                return start[:count]
-        with program.for_(middle, tiles, parts, start) as loop:
-            loop.yield_(turn(loop.index, loop.carried, 1))
-        return loop.results[:count]
+        if taken == 1 or tiles % parts or tiles // parts % taken:
+            with program.for_(middle, tiles, parts, start) as loop:
+                loop.yield_(turn(loop.index, loop.carried, 1))
+            start = loop.results
+        for loads in ahead:
+            loads.finish()
+        return start[:count]
 
     def body(self, tile: Operand, column: Operand, parts: int) -> Body:
         work = self.work
@@ -249,43 +254,6 @@ class _Totals:
             self.program.barrier()
         body.flush()
         return following
-
-
-class _Queue:
-    """Loads of a walk that are under way, `depth` tiles ahead of their use."""
-
-    def __init__(self, walk: _Totals, first: Body, keys: list[Key], place: tuple[int, Operand, int]):
-        self.walk, self.domain, self.depth = walk, first.domain, walk.work.shape.ahead
-        self.keys = keys if self.depth else []
-        self.parts = [first.values[key] for key in self.keys]
-        self.tiles, self.column, self.step_by = place
-        self.waiting: list[Value] = []
-
-    def start(self, tile: Operand) -> list[Value]:
-        """Under way before the loop: the first tile's, loaded already, and those of the tiles after it."""
-        values = [self.domain.value(p) for p in self.parts]
-        for step in range(1, self.depth if self.keys else 0):
-            values += self.load(self.later(tile, step))
-        return values
-
-    def step(self, body: Body, tile: Operand) -> None:
-        """Gives a tile what was loaded for it, and begins the loads of a later one."""
-        if not self.keys:
-            return
-        self.waiting += self.load(self.later(tile, self.depth))
-        for key, p, value in zip(self.keys, self.parts, self.waiting, strict=False):
-            body.values[key] = Part(value, p.dims, p.element)
-        self.waiting = self.waiting[len(self.keys) :]
-
-    def later(self, tile: Operand, steps: int) -> Operand:
-        """The tile so many further on; the same once more where there is none, which costs no memory traffic."""
-        program = self.walk.program
-        index = program.add(tile, steps * self.step_by)
-        return program.select(program.compare("slt", index, self.tiles), index, program.scalar(tile))
-
-    def load(self, tile: Operand) -> list[Value]:
-        body = self.walk.body(tile, self.column, self.step_by)
-        return [body.domain.value(body.load(*key)) for key in self.keys]
 
 
 def share_of(total: Total) -> tuple[Tensor, Index]:

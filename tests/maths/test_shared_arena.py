@@ -1,9 +1,10 @@
 """The arena of shared memory: live areas never overlap, and what may still be read is not written without a barrier."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova.gpu.shared_arena import SMALL, Area, Arena
+from nova.gpu.shared_arena import PLENTY, SMALL, Area, Arena
 
 
 @given(st.lists(st.tuples(st.integers(1, 20000), st.integers(0, 3)), max_size=40))
@@ -49,6 +50,15 @@ def test_a_loop_waits_at_its_top_and_may_not_run() -> None:
         arena.synchronised()
         arena.release(area)
     assert set(arena.busy) == {first, area} and not arena.everything_busy
+
+
+@pytest.mark.parametrize(("size", "wait"), [(PLENTY // 2, False), (PLENTY, True)])
+def test_scratch_spreads_beside_a_buffer_as_long_as_it_is_small(size: int, wait: bool) -> None:
+    arena = Arena()
+    arena.take(size)
+    first, _ = arena.take(256)
+    arena.release(first)
+    assert arena.take(256)[1] == wait
 
 
 def test_a_loop_waits_for_what_its_end_reads() -> None:
