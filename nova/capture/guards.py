@@ -518,6 +518,9 @@ class Builder:
                 if param in optimizer.state:
                     step = ("state", f"{g}.{i}")
                     node.slots[step] = self._describe(optimizer.state[param], index, step)
+        if self.reads.optimizer_state:
+            step = ("attr", "state")
+            node.slots[step] = self._describe(optimizer.state, index, step)
 
     def _fill_tensor(self, index: int, node: Node, tensor: torch.Tensor) -> None:
         requires = self.seen.before.get((id(tensor), ("attr", "requires_grad")))

@@ -31,6 +31,7 @@ from nova.capture.guards import (
     place,
 )
 from nova.capture.python_state import MISSING, Change, Snapshot, Watch
+from nova.capture.reads import Reads
 from nova.capture.replay import tree_classes
 from nova.capture.scalars import ScalarGuard, may_read_unasked
 from nova.capture.signature import CapturedStep, Source
@@ -186,6 +187,8 @@ def _settled(
         if (source := objects.source(module)) is not None:
             signature.effects.append(_set_effect(source, "training", module.training))
             seen.inputs.append(source)
+    if policy.created and Reads(seen.codes, seen.asked).optimizer_state:
+        recording.once.append("it created optimizer state, and its Python looks at `.state`")
     guards = build_guards(objects, seen, before)
     classes: dict[str, Any] = {}
     tree_classes(recording.result, classes)
@@ -220,6 +223,7 @@ class _Policy:
         self._effects: list[dict[str, Any]] = []
         self.scheduled = any(effect["kind"] == "call" for effect in recording.step.signature.effects)
         self.stepped = set(watch.optimizers)
+        self.created = False  # whether an optimizer got state that it did not have
 
     def effects(self) -> list[dict[str, Any]]:
         return self._effects
@@ -254,6 +258,7 @@ class _Policy:
             return False
         if isinstance(owner, torch.optim.Optimizer):
             if ("attr", "state") in self._steps(holder) or any(step[0] == "state" for step in self._steps(holder)):
+                self.created |= change.before is MISSING
                 return id(owner) in self.stepped
             # Hyper-parameters: a scheduler moved them, or the recorder saw the assignment.
             assigned = self._assigned()
