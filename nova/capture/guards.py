@@ -160,6 +160,8 @@ class Observed:
     memory: list[tuple[Source, bool]] = field(default_factory=list)  # every input: (tensor, whether sharing matters)
     asked: set[tuple[type, str]] = field(default_factory=set)  # getattr and hasattr: type of the object, name
     held: set[int] = field(default_factory=set)  # addresses of the memory that the capture reads by itself
+    rewritten: set[int] = field(default_factory=set)  # ids of arrays that tensors of the step wrote to
+    unsure: list[Source] = field(default_factory=list)  # those of them that Python may have read, before or after
 
 
 def place(roots: Roots, source: Source) -> tuple[int, Any]:
@@ -308,6 +310,8 @@ class Builder:
             return ("lit", value)
         if kind == "content":
             shared = is_large(value) or address(value) in self.seen.held
+            if id(value) in self.seen.rewritten:
+                self.seen.unsure.append(self.source(parent, step))
             return ("same", value) if shared else ("content", content(value))
         if kind == "opaque":
             return ("same", value)

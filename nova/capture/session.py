@@ -56,6 +56,7 @@ class Capture:
     optimizers: list[Source] = field(default_factory=list)  # those whose state must exist before the step
     once: list[str] = field(default_factory=list)  # why this run must not be replayed
     truncated: bool = False  # the walk met its limit
+    unseen: list[str] = field(default_factory=list)  # arrays that were too large to copy
     rollback: Callable[[], None] = lambda: None  # undoes the whole run
 
     @property
@@ -131,7 +132,9 @@ def _settled(
             )
     signature = recording.step.signature
     policy = _Policy(objects, recording, watch)
-    python_state.settle(snapshot, policy.allows, line)
+    changed = {output.input for output in signature.outputs if output.kind == "state"}
+    written = [memory_of(t) for t in map(recording.inputs.__getitem__, changed) if t.device.type == "cpu"]
+    python_state.settle(snapshot, policy.allows, line, written)
     for scheduler, epoch, where in watch.rates_read:
         if policy.before.get((id(scheduler), ("attr", "last_epoch")), epoch) != epoch:
             raise CaptureError(
@@ -167,8 +170,8 @@ def _settled(
         facts=list(recording.scalar_guards),
         asked=watch.asked,
         held={held.data_ptr() for held in recording.consts if isinstance(held, torch.Tensor)},
+        rewritten=snapshot.overlapping(written),
     )
-    changed = {output.input for output in signature.outputs if output.kind == "state"}
     for index, members in enumerate(recording.members):
         known = [(source, tensor) for source, tensor in members if source is not None and source.root != "const"]
         seen.inputs += [source for source, _ in known]
@@ -190,6 +193,8 @@ def _settled(
     if policy.created and Reads(seen.codes, seen.asked).optimizer_state:
         recording.once.append("it created optimizer state, and its Python looks at `.state`")
     guards = build_guards(objects, seen, before)
+    if seen.unsure:
+        recording.once.append(f"its Python may have read {seen.unsure[0]}, which its tensors write to")
     classes: dict[str, Any] = {}
     tree_classes(recording.result, classes)
     sources = [source for opt in watch.optimizers.values() if (source := objects.source(opt)) is not None]
@@ -198,8 +203,15 @@ def _settled(
     recording.step.tf32 = bool(before[-1]) or before[8] in ("high", "medium")
     return Capture(
         name, recording.step, guards, recording.result, recording.inputs, list(recording.consts), classes, sources,
-        list(recording.once), objects.truncated, rollback=rollback,
+        list(recording.once), objects.truncated, [str(reached.source) for reached in snapshot.unseen],
+        rollback=rollback,
     )  # fmt: skip
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's storage."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 def _set_effect(source: Source, name: str, value: Any) -> dict[str, Any]:
