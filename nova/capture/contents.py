@@ -20,7 +20,9 @@ import datetime
 import decimal
 import fractions
 import hashlib
-from collections.abc import Iterable
+import weakref
+from collections.abc import Collection, Iterable
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +69,26 @@ def content(obj: Any) -> Content:
 
 def same_content(obj: Any, was: Content) -> bool:
     return isinstance(obj, (*CONTENTS, *_CONTAINERS)) and not is_large(obj) and content(obj) == was
+
+
+class Entries:
+    """The entries of a container that are too many to be described, by identity. Holds weakly what allows it."""
+
+    def __init__(self, items: Iterable[Any]):
+        self._references = [_reference(item) for item in items]
+
+    def are(self, items: Collection[Any]) -> bool:
+        known = [reference() for reference in self._references]
+        if isinstance(items, (set, frozenset)):
+            return set(map(id, known)) == set(map(id, items))
+        return len(items) == len(known) and all(map(is_, items, known))
+
+
+def _reference(obj: Any) -> Any:
+    try:
+        return weakref.ref(obj)
+    except TypeError:
+        return lambda: obj
 
 
 def address(obj: Any) -> int:

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from nova.capture import native
-from nova.capture.contents import same_content
+from nova.capture.contents import Entries, same_content
 from nova.capture.environment import environment, global_hook_tables, matmul_precision, tf32_allowed
 from nova.capture.guards import (
     Descriptor,
@@ -45,9 +45,10 @@ from nova.capture.guards import (
     same_literal,
 )
 from nova.capture.signature import InputSpec, Signature, Source
-from nova.capture.sources import MODULE_TABLES, Roots, Step
+from nova.capture.sources import MODULE_TABLES, Roots, Step, slot_names
 
 _OPERATORS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "value": "=="}
+_ENTRIES = ("item", "value", "key", "items")  # of a container that is watched, or cannot change
 INLINE = 64  # a container with more entries is watched, not unrolled into code
 _MISS = (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError)
 
@@ -300,7 +301,7 @@ class Binding:
             node = self.guards.nodes[want[1]]
             if (node.parent, node.step) == (parent, step):
                 self._emit_constant_node(want[1])
-        elif want[0] in ("content", "same") and step[0] != "items":  # entries are watched
+        elif (want[0] == "content" and step[0] != "items") or (want[0] == "same" and step[0] not in _ENTRIES):
             self.space["follow_own"] = follow_own
             self._slot(parent, step, want, f"follow_own({self.variables[parent]}, {self._constant(step)})")
 
@@ -347,8 +348,16 @@ class Binding:
             self.list_owner.append(index)
             self._constant_other(index, node, items)
             return
-        self._emit(f"if len({self._constant(items)}) != {node.keys}: return None")
-        self._slots_of(index, self._constant(items))
+        name = self._constant(items)
+        self._emit(f"if len({name}) != {node.keys}: return None")
+        if len(items) <= INLINE or any(want[0] == "num" for want in node.slots.values()):
+            return self._slots_of(index, name)
+        self._emit(f"if not {self._constant(Entries(items))}.are({name}): return None")
+        for step, want in node.slots.items():
+            if step[0] == "attr":
+                self._slot(index, step, want, f"{name}.{step[1]}")
+            else:
+                self._beneath(index, step, want)
 
     def _constant_tuple(self, index: int, node: Node, items: Any) -> None:
         for step, want in node.slots.items():
@@ -360,9 +369,18 @@ class Binding:
         self._emit(f"if {self._constant(items)} != {self._constant(type(items)(items))}: return None")
 
     def _constant_object(self, index: int, node: Node, obj: Any) -> None:
+        table = getattr(obj, "__dict__", None)
+        crowded = len(self.guards.nodes[node.parent].slots) > INLINE
+        if not crowded or type(table) is not dict or slot_names(type(obj)):
+            return self._slots_of(index, self._constant(obj))
+        self._watch_dict(table, index)  # one of many: reading each from Python would take long
+        for step, want in node.slots.items():
+            self._beneath(index, step, want)
+
+    def _constant_method(self, index: int, node: Node, obj: Any) -> None:
         self._slots_of(index, self._constant(obj))
 
-    _constant_method = _constant_partial = _constant_object
+    _constant_partial = _constant_method
 
     def _constant_optimizer(self, index: int, node: Node, optimizer: torch.optim.Optimizer) -> None:
         self._watch_dict(optimizer.__dict__, index)
@@ -677,6 +695,8 @@ class Binding:
             except _MISS:
                 return False
             if value is not trial[want[1]]:
+                if step[0] == "key":
+                    return False  # looking for the old one no longer finds it
                 single = self.references[want[1]] == 1 and not nodes[want[1]].slots
                 if not single or not isinstance(value, torch.Tensor) or id(value) in self.node_of:
                     return False
