@@ -28,7 +28,7 @@ from __future__ import annotations
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ from nova.capture.guards import (
     gradient_hooks,
     same_literal,
 )
+from nova.capture.memory import ApartFrom, covers, distance, overlap, span_of
 from nova.capture.signature import InputSpec, Signature, Source
 from nova.capture.sources import MODULE_TABLES, Roots, Step, slot_names
 
@@ -475,17 +476,14 @@ class Binding:
         nodes = self.guards.nodes
         self.live_tensors: list[Any] = [None] * len(self.live)
         self.space["live"] = self.live_tensors
-        stateful = {output.input for output in self.signature.outputs if output.kind == "state"}
         self.inputs: list[Any] = []
         self.input_nodes: list[int | None] = []
         self._flat: dict[int, InputSpec] = {}
         self._moving: list[tuple[int, str]] = []
-        self._mutated: list[bool] = []
-        for number, spec in enumerate(self.signature.inputs):
+        for spec in self.signature.inputs:
             if spec.role in ("scalar", "seed"):
                 continue
             position = len(self.inputs)
-            self._mutated.append(number in stateful)
             if spec.source.root == "const":
                 self.inputs.append(self.constants[int(spec.source.key)])
                 self.input_nodes.append(None)
@@ -503,7 +501,7 @@ class Binding:
             check = native.LiveCheck(samples, grads, self.use_native)
             self.space["live_check"] = check.check
             self._emit("if live_check(live): return None")
-        self._storages()
+        self._memory()
         self.space["inputs"] = self.inputs
         for position, name in self._moving:
             if position in self._flat:
@@ -564,62 +562,60 @@ class Binding:
 
     # ---- memory that inputs share
 
-    def _storages(self) -> None:
-        """What is mutated, or seen through several tensors, must share memory exactly as it did."""
-        several = {source: None for group in self.guards.aliases for source, _ in group}
-        entries: dict[int, bool] = {}  # node -> whether sharing with it matters
-        for index, changed in zip(self.input_nodes, self._mutated, strict=True):
-            if index is not None:
-                entries[index] = entries.get(index, False) or changed
-        for source in several:
-            entries[self._node_at(source)] = True
+    def _memory(self) -> None:
+        """Where the inputs may lie: checked on every call for those that come anew, for the others when one moved."""
         live = {index: position for position, index in enumerate(self.live)}
-        self._matters = entries
-        self._stable_entries = [index for index in entries if index not in live]
-        self._live_entries = [(index, live[index]) for index in entries if index in live]
-        self._bind_storages()
-        self._expected_stable = self._shared(self._stable_groups.values(), self.objs)
-        self._expected_live = self._shared(self._live_groups(self.objs), self.objs)
-        if not self._live_entries:
-            return
-        self.space.update(storage_id=storage_id, alias_check=self._live_shares_as_before, binding=self)
-        if self._expected_live or any(self._matters[index] for index, _ in self._live_entries):
-            self._emit("if not alias_check(): return None")
-        elif self._matter_ids:
-            names = ", ".join(f"storage_id(live[{position}])" for _, position in self._live_entries)
-            self._emit(f"if not binding._matter_ids.isdisjoint(({names},)): return None")
+        regions = [(None if r[0].root == "const" else self._node_at(r[0]), r) for r in self.guards.memory]
+        pairs = [
+            (self._node_at(source), self._node_at(group[0][0]), offset)
+            for group in self.guards.aliases
+            for source, offset in group[1:]
+        ]
+        self._stable_regions = [(index, region) for index, region in regions if index not in live]
+        self._live_regions = [
+            (live[index], region, region[1] == 0 and region[2] == self.objs[index].nbytes)
+            for index, region in regions
+            if index in live
+        ]
+        self._live_changes = len(self._live_regions) > 1 and any(region[3] for _, region, _ in self._live_regions)
+        self._stable_pairs = [pair for pair in pairs if pair[0] not in live and pair[1] not in live]
+        self._live_pairs = [pair for pair in pairs if pair[0] in live or pair[1] in live]
+        self._live_position = live
+        if not self._memory_as_before():
+            raise ValueError("inputs share memory in another way than the guards say")
+        if self._live_pairs or (self._live_regions and any(region[3] for _, region in regions)):
+            self.space["memory_check"] = self._live_memory_as_before
+            self._emit("if not memory_check(): return None")
 
-    def _bind_storages(self) -> None:
-        """Storages of the stable tensors as they are now."""
-        groups: dict[int, list[int]] = {}
-        for index in self._stable_entries:
-            groups.setdefault(storage_id(self.objs[index]), []).append(index)
-        self._stable_groups = groups
-        self._matter_ids = {storage for storage, members in groups.items() if any(self._matters[m] for m in members)}
+    def _memory_as_before(self) -> bool:
+        """Whether the stable tensors lie where they may; remembers where that is."""
+        spans = [
+            span_of(self.constants[int(region[0].key)] if index is None else self.objs[index], region)
+            for index, region in self._stable_regions
+        ]
+        if overlap(spans) is not None or any(
+            distance(self.objs[a], self.objs[b]) != d for a, b, d in self._stable_pairs
+        ):
+            return False
+        self._apart = ApartFrom(spans)
+        return True
 
-    def _live_groups(self, tensors: Any) -> list[list[int]]:
-        """Stable and live tensors together, for the storages that a live one has."""
-        groups: dict[int, list[int]] = {}
-        for index, _ in self._live_entries:
-            storage = storage_id(tensors[index])
-            if storage not in groups:
-                groups[storage] = list(self._stable_groups.get(storage, ()))
-            groups[storage].append(index)
-        return list(groups.values())
+    def _live_memory_as_before(self) -> bool:
+        live, holds = self.live_tensors, self._apart.holds
+        spans = []
+        for position, region, whole in self._live_regions:
+            tensor = live[position]
+            start = tensor.data_ptr() + region[1]
+            if not holds(start, start + region[2], region[3]) or not (whole or covers(tensor, region)):
+                return False
+            spans.append((start, start + region[2], region[3]))
+        if self._live_changes and overlap(spans) is not None:
+            return False
+        return all(distance(self._tensor(a), self._tensor(b)) == apart for a, b, apart in self._live_pairs)
 
-    def _shared(self, groups: Iterable[list[int]], tensors: Any) -> set[tuple[int, ...]]:
-        """Groups of at least two of which one matters: (node, distance to the first), ..."""
-        found = set()
-        for members in groups:
-            if len(members) > 1 and any(self._matters[m] for m in members):
-                first = tensors[members[0]].storage_offset()
-                found.add(tuple(x for m in members for x in (m, tensors[m].storage_offset() - first)))
-        return found
-
-    def _live_shares_as_before(self) -> bool:
-        tensors = {index: self.live_tensors[position] for index, position in self._live_entries}
-        tensors.update((m, self.objs[m]) for m in self._stable_entries)
-        return self._shared(self._live_groups(tensors), tensors) == self._expected_live
+    def _tensor(self, index: int) -> Any:
+        position = self._live_position.get(index)
+        return self.objs[index] if position is None else self.live_tensors[position]
 
     def _scalars(self) -> None:
         names: list[str] = []
@@ -718,8 +714,7 @@ class Binding:
 
     def _moved(self) -> bool:
         """Data pointers moved: fine if memory is shared exactly as before."""
-        self._bind_storages()
-        if self._shared(self._stable_groups.values(), self.objs) != self._expected_stable:
+        if not self._memory_as_before():
             return False
         self.watch.accept_pointers()
         self._refresh_inputs()
@@ -728,10 +723,6 @@ class Binding:
 
 def _never(args: Any, kwargs: Any) -> None:
     return None
-
-
-def storage_id(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def span(tensor: torch.Tensor, length: int, offset: int) -> torch.Tensor:

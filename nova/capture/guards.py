@@ -28,6 +28,7 @@ import torch
 from nova.capture import bytecode
 from nova.capture.contents import Entries, address, content, is_large, same_content
 from nova.capture.environment import ENVIRONMENT_NAMES, environment
+from nova.capture.memory import Group, Region, covers, distance, overlap, span_of
 from nova.capture.native import GRAD_ANY, GRAD_NONE, GRAD_SET
 from nova.capture.reads import MISSING as _MISSING
 from nova.capture.reads import Reads, attribute_items
@@ -113,8 +114,8 @@ class Observed:
     before: dict[tuple[int, Step], Any] = field(default_factory=dict)  # (id(obj), step) -> value before the step
     grads: dict[int, int] = field(default_factory=dict)  # id(tensor) -> GRAD_*; absent: does not matter
     facts: list[ScalarGuard] = field(default_factory=list)  # what Python learned about runtime numbers
-    aliases: list[list[tuple[Source, int]]] = field(default_factory=list)  # windows on one input: (tensor, offset)
-    memory: list[tuple[Source, bool]] = field(default_factory=list)  # every input: (tensor, whether sharing matters)
+    aliases: list[Group] = field(default_factory=list)  # windows on one input
+    memory: list[Region] = field(default_factory=list)  # of every input
     asked: set[tuple[type, str]] = field(default_factory=set)  # getattr and hasattr: type of the object, name
     held: set[int] = field(default_factory=set)  # addresses of the memory that the capture reads by itself
     rewritten: set[int] = field(default_factory=set)  # ids of arrays that tensors of the step wrote to
@@ -533,8 +534,8 @@ class GuardSet:
     nodes: list[Node]
     environment: tuple[Any, ...]
     facts: list[ScalarGuard] = field(default_factory=list)
-    aliases: list[list[tuple[Source, int]]] = field(default_factory=list)
-    memory: list[tuple[Source, bool]] = field(default_factory=list)
+    aliases: list[Group] = field(default_factory=list)
+    memory: list[Region] = field(default_factory=list)
 
     def check(self, roots: Roots) -> Mismatch | list[Any]:
         """The objects of all nodes if every fact holds, else the first that does not."""
@@ -576,22 +577,19 @@ class GuardSet:
 
     def _check_memory(self, roots: Roots) -> Mismatch | None:
         """Whether inputs share memory exactly as they did, where that matters."""
-        tensors = {source: roots.resolve(source) for source, _ in self.memory}
-        expected: dict[Source, tuple[Source, int]] = {}
         for group in self.aliases:
             first = group[0][0]
             for source, offset in group[1:]:
-                expected[source] = first, offset
-                same = tensors[source].untyped_storage()._cdata == tensors[first].untyped_storage()._cdata
-                if not same or tensors[source].storage_offset() - tensors[first].storage_offset() != offset:
+                if distance(roots.resolve(source), roots.resolve(first)) != offset:
                     return Mismatch(source, f"shared memory with {first}, does not now")
-        owners: dict[int, tuple[Source, bool]] = {}
-        for source, matters in self.memory:
-            if source in expected:
-                continue
-            other, mattered = owners.setdefault(tensors[source].untyped_storage()._cdata, (source, matters))
-            if other != source and (matters or mattered) and tensors[source] is not tensors[other]:
-                return Mismatch(source, f"shares memory with {other} now")
+        tensors = [roots.resolve(region[0]) for region in self.memory]
+        for tensor, region in zip(tensors, self.memory, strict=True):
+            if not covers(tensor, region):
+                return Mismatch(region[0], "was a window on a larger storage, is not now")
+        shared = overlap(list(map(span_of, tensors, self.memory)))
+        if shared is not None:
+            first, second = (self.memory[at][0] for at in shared)
+            return Mismatch(second, f"shares memory with {first} now")
         return None
 
     def check_node(self, index: int, obj: Any, objs: list[Any]) -> Mismatch | None:

@@ -30,11 +30,12 @@ from nova.capture.guards import (
     build_guards,
     place,
 )
+from nova.capture.memory import Region, distance, overlap, region_of, span_of
 from nova.capture.python_state import MISSING, Change, Snapshot, Watch
 from nova.capture.reads import Reads
 from nova.capture.replay import tree_classes
 from nova.capture.scalars import ScalarGuard, may_read_unasked
-from nova.capture.signature import CapturedStep, Source
+from nova.capture.signature import CapturedStep, Signature, Source
 from nova.capture.sources import ObjectMap, extend, is_plain
 from nova.errors import CaptureError, NovaError, SourceLine
 from nova.jit import recording as recording_threads
@@ -172,13 +173,12 @@ def _settled(
         held={held.data_ptr() for held in recording.consts if isinstance(held, torch.Tensor)},
         rewritten=snapshot.overlapping(written),
     )
-    for index, members in enumerate(recording.members):
+    for members in recording.members:
         known = [(source, tensor) for source, tensor in members if source is not None and source.root != "const"]
         seen.inputs += [source for source, _ in known]
-        seen.memory += [(source, index in changed or len(known) > 1) for source, _ in known]
         if len(known) > 1:
-            first = known[0][1].storage_offset()
-            seen.aliases.append([(source, tensor.storage_offset() - first) for source, tensor in known])
+            seen.aliases.append([(source, distance(tensor, known[0][1])) for source, tensor in known])
+    seen.memory = _regions(signature, recording, changed, line)
     for effect in signature.effects:
         if effect["kind"] != "assign" and (target := effect.get("target", effect.get("param"))).root != "const":
             seen.inputs.append(target)
@@ -206,6 +206,28 @@ def _settled(
         list(recording.once), objects.truncated, [str(reached.source) for reached in snapshot.unseen],
         rollback=rollback,
     )  # fmt: skip
+
+
+def _regions(signature: Signature, recording: Any, changed: set[Any], line: SourceLine | None) -> list[Region]:
+    """The memory of every input; refused where two storages over the same memory would have to be one input."""
+    found = [
+        (region_of(spec, index in changed), recording.inputs[index])
+        for index, spec in enumerate(signature.inputs)
+        if spec.role not in ("scalar", "seed")
+    ]
+    shared = overlap([span_of(tensor, region) for region, tensor in found])
+    if shared is not None:
+        names = [_name_of(found[at][0][0]) for at in shared]
+        raise CaptureError(
+            f"the step writes to memory that {names[0]} and {names[1]} share through two storages "
+            "(torch.from_numpy or torch.frombuffer of one buffer, say). Make one of them a view of the other tensor",
+            line,
+        )
+    return [region for region, _ in found]
+
+
+def _name_of(source: Source) -> str:
+    return "a tensor made in the step" if source.root == "const" else str(source)
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
