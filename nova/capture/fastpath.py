@@ -37,6 +37,7 @@ from nova.capture import native
 from nova.capture.contents import Entries, same_content
 from nova.capture.environment import environment, global_hook_tables, matmul_precision, tf32_allowed
 from nova.capture.guards import (
+    MUTABLE,
     Descriptor,
     GuardSet,
     Node,
@@ -120,6 +121,7 @@ class Binding:
                 self._slot(0, step, want, f"{kind}s[{key!r}]")
         for text, index in self.aliases:
             self._emit(f"if {text} is not {self.variables[index]}: return None")
+        self._identities()
         self._watch()
         self._live_tensors()
         self._scalars()
@@ -153,6 +155,18 @@ class Binding:
         else:
             self.space["environment"], self.space["state"] = environment, state
             self._emit("if environment() != state: return None")
+
+    def _identities(self) -> None:
+        """Objects that come anew on every call are other ones than all others still: `a is b`, or `a in table`."""
+        self._held_ids = {id(self.objs[index]) for index in self._fixed}
+        anew = [self.variables[index] for index in self._done - self._fixed if self.guards.nodes[index].kind in MUTABLE]
+        if anew:
+            self.space["others"] = self._are_others
+            self._emit(f"if not others({', '.join(anew)}): return None")
+
+    def _are_others(self, *objs: Any) -> bool:
+        ids = set(map(id, objs))
+        return len(ids) == len(objs) and ids.isdisjoint(self._held_ids)
 
     def _slot(self, parent: int, step: Step, want: Descriptor, expression: str) -> None:
         """Code that checks one slot whose value is `expression`."""
@@ -604,11 +618,10 @@ class Binding:
         live, holds = self.live_tensors, self._apart.holds
         spans = []
         for position, region, whole in self._live_regions:
-            tensor = live[position]
-            start = tensor.data_ptr() + region[1]
-            if not holds(start, start + region[2], region[3]) or not (whole or covers(tensor, region)):
+            span = span_of(live[position], region)
+            if not holds(*span) or not (whole or covers(live[position], region)):
                 return False
-            spans.append((start, start + region[2], region[3]))
+            spans.append(span)
         if self._live_changes and overlap(spans) is not None:
             return False
         return all(distance(self._tensor(a), self._tensor(b)) == apart for a, b, apart in self._live_pairs)
@@ -705,6 +718,7 @@ class Binding:
                 return False
         for index, tensor in replaced.items():
             del self.node_of[id(self.objs[index])]
+            self._held_ids ^= {id(self.objs[index]), id(tensor)}
             self.objs[index] = tensor
             self.node_of[id(tensor)] = index
             position = self.stable.index(index)

@@ -57,6 +57,7 @@ from nova.capture.tensor_meta import TensorMeta, gradient_hooks
 Descriptor = tuple[Any, ...]
 
 GONE = "is gone"
+MUTABLE = ("tensor", "dict", "list", "module", "object", "optimizer")  # kinds of which no two nodes are one object
 LARGE = 2000  # a container of plain values with more entries than this has no slot for each
 
 _MODULE_IRRELEVANT = frozenset({
@@ -570,7 +571,7 @@ class GuardSet:
         seen: dict[int, int] = {}
         for index, obj in enumerate(objs):
             first = seen.setdefault(id(obj), index)
-            if first != index and self.nodes[index].kind in ("tensor", "dict", "list", "module", "object", "optimizer"):
+            if first != index and self.nodes[index].kind in MUTABLE:
                 other = node_source(self.nodes, first)
                 return Mismatch(node_source(self.nodes, index), f"is now the same object as {other}", index)
         return objs

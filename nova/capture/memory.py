@@ -35,7 +35,10 @@ def region_of(spec: InputSpec, changes: bool) -> Region:
 
 
 def span_of(tensor: Tensor, region: Region) -> Span:
-    start = tensor.data_ptr() + region[1]
+    start = tensor.data_ptr()
+    if not start:
+        return 0, 0, region[3]  # empty, or its memory was given back
+    start += region[1]
     return start, start + region[2], region[3]
 
 

@@ -62,6 +62,8 @@ CASES = {  # the container (and an object that the step holds), what the step co
     "values of objects": (lambda: dict.fromkeys(_items(), 2.0), lambda x, c, s: x * list(c.values())[7],
                           lambda c, s: c.__setitem__(list(c)[7], 3.0)),
     "keys of many": (lambda: dict.fromkeys(_items(), 2.0), lambda x, c, s: x * c.get(s[1], 5.0), _rekeyed),
+    "another key": (lambda: dict.fromkeys(_items(5), 2.0), lambda x, c, s: x * c.get(s[0], 5.0),
+                    lambda c, s: s.__setitem__(0, list(c)[3])),
     "keys of few": (lambda: dict.fromkeys(_items(5), 2.0), lambda x, c, s: x * c.get(s[1], 5.0), _rekeyed),
 }  # fmt: skip
 

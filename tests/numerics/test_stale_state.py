@@ -205,6 +205,19 @@ def test_python_state(name):
     assert not torch.equal(results[0][0], results[0][2])
 
 
+@pytest.mark.parametrize("make", [Plain, lambda: [1.0], lambda: {"a": 1.0}, lambda: torch.ones(4)])
+def test_two_arguments_that_become_one_object(make):
+    one, two = make(), make()
+    for kept in (one, None):
+        results = []
+        for transform in (lambda f: f, interpreted):
+            step = transform(lambda x, a, b, kept=kept: x * (2.0 if a is b else 3.0) * (5.0 if a is kept else 7.0))
+            results.append(
+                [step(X, a, b) for a, b in ((make(), two), (make(), two), (two, two), (one, two), (one, one))]
+            )
+        torch.testing.assert_close(results[1], results[0])
+
+
 class Slotted:
     """A hook that cannot be referred to weakly."""
 
