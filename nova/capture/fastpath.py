@@ -603,13 +603,15 @@ class Binding:
 
     def _memory_as_before(self) -> bool:
         """Whether the stable tensors lie where they may; remembers where that is."""
-        spans = [
-            span_of(self.constants[int(region[0].key)] if index is None else self.objs[index], region)
-            for index, region in self._stable_regions
-        ]
-        if overlap(spans) is not None or any(
-            distance(self.objs[a], self.objs[b]) != d for a, b, d in self._stable_pairs
-        ):
+        spans = []
+        for index, region in self._stable_regions:
+            tensor = self.constants[int(region[0].key)] if index is None else self.objs[index]
+            if not covers(tensor, region):
+                return False
+            spans.append(span_of(tensor, region))
+        if overlap(spans) is not None:
+            return False
+        if any(distance(self.objs[a], self.objs[b]) != apart for a, b, apart in self._stable_pairs):
             return False
         self._apart = ApartFrom(spans)
         return True

@@ -171,3 +171,30 @@ def test_parameters_over_one_buffer():
         return found
 
     torch.testing.assert_close(run(interpreted), run(lambda f: f))
+
+
+def test_parameters_side_by_side_that_get_storages_of_their_own():
+    """As far apart as before, but what the two windows lay in is one storage no more."""
+
+    def run(transform):
+        n = np.arange(8, dtype=np.float32)
+        model = torch.nn.Module()
+        model.a, model.b = (torch.nn.Parameter(t) for t in whole(n).split(4))
+
+        @transform
+        def step(x):
+            with torch.no_grad():
+                model.a.add_(x)
+                model.b.mul_(2.0)
+            return (model.a * model.b).sum().detach()
+
+        found = [(step(torch.ones(4)), n.copy()) for _ in range(2)]
+        for k in range(3):
+            model.a.data, model.b.data = window(n, 0, 4), window(n, 4, 8)
+            found += [(step(torch.ones(4)), n.copy()) for _ in range(2)]
+            if k == 1:
+                model.a.data, model.b.data = torch.zeros(4), torch.ones(4)
+                found += [(step(torch.ones(4)), n.copy()) for _ in range(2)]
+        return found
+
+    torch.testing.assert_close(run(interpreted), run(lambda f: f))
