@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import uuid
 import weakref
+from collections import deque
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +22,9 @@ _HOOK_TABLES = (
 
 
 _PROCESS = uuid.uuid4().hex
-_tokens: dict[int, tuple[Any, str]] = {}
+_HELD = 256
+_tokens: dict[int, tuple[Any, str]] = {}  # id -> what leads to the object, its name; goes when the object does
+_held: deque[Any] = deque()  # objects that cannot be referred to weakly: the oldest goes when there are many
 
 
 def token(obj: Any) -> str:
@@ -28,12 +32,26 @@ def token(obj: Any) -> str:
     reference, name = _tokens.get(id(obj), (None, ""))
     if reference is None or reference() is not obj:
         try:
-            reference = weakref.ref(obj)
+            reference = weakref.ref(obj, partial(_forget, id(obj)))
         except TypeError:
-            reference = lambda: obj  # noqa: E731  (cannot be referred to weakly: it stays)
-        name = f"{_PROCESS}.{len(_tokens)}.{uuid.uuid4().hex[:8]}"
+            reference = _hold(obj)
+        name = f"{_PROCESS}.{uuid.uuid4().hex}"
         _tokens[id(obj)] = reference, name
     return name
+
+
+def _hold(obj: Any) -> Any:
+    """What leads to an object that stays until many others came after it; a later token of it is another one."""
+    _held.append(obj)
+    if len(_held) > _HELD:
+        _tokens.pop(id(_held.popleft()), None)
+    return lambda: obj
+
+
+def _forget(address: int, reference: Any) -> None:
+    known = _tokens.get(address)
+    if known is not None and known[0] is reference:
+        del _tokens[address]
 
 
 def environment() -> tuple[Any, ...]:

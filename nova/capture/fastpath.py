@@ -28,15 +28,16 @@ from __future__ import annotations
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from nova.capture import native
-from nova.capture.contents import same_content
+from nova.capture.contents import Entries, same_content
 from nova.capture.environment import environment, global_hook_tables, matmul_precision, tf32_allowed
 from nova.capture.guards import (
+    MUTABLE,
     Descriptor,
     GuardSet,
     Node,
@@ -44,10 +45,12 @@ from nova.capture.guards import (
     gradient_hooks,
     same_literal,
 )
+from nova.capture.memory import ApartFrom, covers, distance, overlap, span_of
 from nova.capture.signature import InputSpec, Signature, Source
-from nova.capture.sources import MODULE_TABLES, Roots, Step
+from nova.capture.sources import MODULE_TABLES, Roots, Step, slot_names
 
 _OPERATORS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "value": "=="}
+_ENTRIES = ("item", "value", "key", "items")  # of a container that is watched, or cannot change
 INLINE = 64  # a container with more entries is watched, not unrolled into code
 _MISS = (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError)
 
@@ -118,6 +121,7 @@ class Binding:
                 self._slot(0, step, want, f"{kind}s[{key!r}]")
         for text, index in self.aliases:
             self._emit(f"if {text} is not {self.variables[index]}: return None")
+        self._identities()
         self._watch()
         self._live_tensors()
         self._scalars()
@@ -151,6 +155,18 @@ class Binding:
         else:
             self.space["environment"], self.space["state"] = environment, state
             self._emit("if environment() != state: return None")
+
+    def _identities(self) -> None:
+        """Objects that come anew on every call are other ones than all others still: `a is b`, or `a in table`."""
+        self._held_ids = {id(self.objs[index]) for index in self._fixed}
+        anew = [self.variables[index] for index in self._done - self._fixed if self.guards.nodes[index].kind in MUTABLE]
+        if anew:
+            self.space["others"] = self._are_others
+            self._emit(f"if not others({', '.join(anew)}): return None")
+
+    def _are_others(self, *objs: Any) -> bool:
+        ids = set(map(id, objs))
+        return len(ids) == len(objs) and ids.isdisjoint(self._held_ids)
 
     def _slot(self, parent: int, step: Step, want: Descriptor, expression: str) -> None:
         """Code that checks one slot whose value is `expression`."""
@@ -300,7 +316,7 @@ class Binding:
             node = self.guards.nodes[want[1]]
             if (node.parent, node.step) == (parent, step):
                 self._emit_constant_node(want[1])
-        elif want[0] in ("content", "same") and step[0] != "items":  # entries are watched
+        elif (want[0] == "content" and step[0] != "items") or (want[0] == "same" and step[0] not in _ENTRIES):
             self.space["follow_own"] = follow_own
             self._slot(parent, step, want, f"follow_own({self.variables[parent]}, {self._constant(step)})")
 
@@ -347,8 +363,16 @@ class Binding:
             self.list_owner.append(index)
             self._constant_other(index, node, items)
             return
-        self._emit(f"if len({self._constant(items)}) != {node.keys}: return None")
-        self._slots_of(index, self._constant(items))
+        name = self._constant(items)
+        self._emit(f"if len({name}) != {node.keys}: return None")
+        if len(items) <= INLINE or any(want[0] == "num" for want in node.slots.values()):
+            return self._slots_of(index, name)
+        self._emit(f"if not {self._constant(Entries(items))}.are({name}): return None")
+        for step, want in node.slots.items():
+            if step[0] == "attr":
+                self._slot(index, step, want, f"{name}.{step[1]}")
+            else:
+                self._beneath(index, step, want)
 
     def _constant_tuple(self, index: int, node: Node, items: Any) -> None:
         for step, want in node.slots.items():
@@ -360,9 +384,18 @@ class Binding:
         self._emit(f"if {self._constant(items)} != {self._constant(type(items)(items))}: return None")
 
     def _constant_object(self, index: int, node: Node, obj: Any) -> None:
+        table = getattr(obj, "__dict__", None)
+        crowded = len(self.guards.nodes[node.parent].slots) > INLINE
+        if not crowded or type(table) is not dict or slot_names(type(obj)):
+            return self._slots_of(index, self._constant(obj))
+        self._watch_dict(table, index)  # one of many: reading each from Python would take long
+        for step, want in node.slots.items():
+            self._beneath(index, step, want)
+
+    def _constant_method(self, index: int, node: Node, obj: Any) -> None:
         self._slots_of(index, self._constant(obj))
 
-    _constant_method = _constant_partial = _constant_object
+    _constant_partial = _constant_method
 
     def _constant_optimizer(self, index: int, node: Node, optimizer: torch.optim.Optimizer) -> None:
         self._watch_dict(optimizer.__dict__, index)
@@ -457,17 +490,14 @@ class Binding:
         nodes = self.guards.nodes
         self.live_tensors: list[Any] = [None] * len(self.live)
         self.space["live"] = self.live_tensors
-        stateful = {output.input for output in self.signature.outputs if output.kind == "state"}
         self.inputs: list[Any] = []
         self.input_nodes: list[int | None] = []
         self._flat: dict[int, InputSpec] = {}
         self._moving: list[tuple[int, str]] = []
-        self._mutated: list[bool] = []
-        for number, spec in enumerate(self.signature.inputs):
+        for spec in self.signature.inputs:
             if spec.role in ("scalar", "seed"):
                 continue
             position = len(self.inputs)
-            self._mutated.append(number in stateful)
             if spec.source.root == "const":
                 self.inputs.append(self.constants[int(spec.source.key)])
                 self.input_nodes.append(None)
@@ -485,7 +515,7 @@ class Binding:
             check = native.LiveCheck(samples, grads, self.use_native)
             self.space["live_check"] = check.check
             self._emit("if live_check(live): return None")
-        self._storages()
+        self._memory()
         self.space["inputs"] = self.inputs
         for position, name in self._moving:
             if position in self._flat:
@@ -546,62 +576,61 @@ class Binding:
 
     # ---- memory that inputs share
 
-    def _storages(self) -> None:
-        """What is mutated, or seen through several tensors, must share memory exactly as it did."""
-        several = {source: None for group in self.guards.aliases for source, _ in group}
-        entries: dict[int, bool] = {}  # node -> whether sharing with it matters
-        for index, changed in zip(self.input_nodes, self._mutated, strict=True):
-            if index is not None:
-                entries[index] = entries.get(index, False) or changed
-        for source in several:
-            entries[self._node_at(source)] = True
+    def _memory(self) -> None:
+        """Where the inputs may lie: checked on every call for those that come anew, for the others when one moved."""
         live = {index: position for position, index in enumerate(self.live)}
-        self._matters = entries
-        self._stable_entries = [index for index in entries if index not in live]
-        self._live_entries = [(index, live[index]) for index in entries if index in live]
-        self._bind_storages()
-        self._expected_stable = self._shared(self._stable_groups.values(), self.objs)
-        self._expected_live = self._shared(self._live_groups(self.objs), self.objs)
-        if not self._live_entries:
-            return
-        self.space.update(storage_id=storage_id, alias_check=self._live_shares_as_before, binding=self)
-        if self._expected_live or any(self._matters[index] for index, _ in self._live_entries):
-            self._emit("if not alias_check(): return None")
-        elif self._matter_ids:
-            names = ", ".join(f"storage_id(live[{position}])" for _, position in self._live_entries)
-            self._emit(f"if not binding._matter_ids.isdisjoint(({names},)): return None")
+        regions = [(None if r[0].root == "const" else self._node_at(r[0]), r) for r in self.guards.memory]
+        pairs = [
+            (self._node_at(source), self._node_at(group[0][0]), offset)
+            for group in self.guards.aliases
+            for source, offset in group[1:]
+        ]
+        self._stable_regions = [(index, region) for index, region in regions if index not in live]
+        self._live_regions = [
+            (live[index], region, region[1] == 0 and region[2] == self.objs[index].nbytes)
+            for index, region in regions
+            if index in live
+        ]
+        self._live_changes = len(self._live_regions) > 1 and any(region[3] for _, region, _ in self._live_regions)
+        self._stable_pairs = [pair for pair in pairs if pair[0] not in live and pair[1] not in live]
+        self._live_pairs = [pair for pair in pairs if pair[0] in live or pair[1] in live]
+        self._live_position = live
+        if not self._memory_as_before():
+            raise ValueError("inputs share memory in another way than the guards say")
+        if self._live_pairs or (self._live_regions and any(region[3] for _, region in regions)):
+            self.space["memory_check"] = self._live_memory_as_before
+            self._emit("if not memory_check(): return None")
 
-    def _bind_storages(self) -> None:
-        """Storages of the stable tensors as they are now."""
-        groups: dict[int, list[int]] = {}
-        for index in self._stable_entries:
-            groups.setdefault(storage_id(self.objs[index]), []).append(index)
-        self._stable_groups = groups
-        self._matter_ids = {storage for storage, members in groups.items() if any(self._matters[m] for m in members)}
+    def _memory_as_before(self) -> bool:
+        """Whether the stable tensors lie where they may; remembers where that is."""
+        spans = []
+        for index, region in self._stable_regions:
+            tensor = self.constants[int(region[0].key)] if index is None else self.objs[index]
+            if not covers(tensor, region):
+                return False
+            spans.append(span_of(tensor, region))
+        if overlap(spans) is not None:
+            return False
+        if any(distance(self.objs[a], self.objs[b]) != apart for a, b, apart in self._stable_pairs):
+            return False
+        self._apart = ApartFrom(spans)
+        return True
 
-    def _live_groups(self, tensors: Any) -> list[list[int]]:
-        """Stable and live tensors together, for the storages that a live one has."""
-        groups: dict[int, list[int]] = {}
-        for index, _ in self._live_entries:
-            storage = storage_id(tensors[index])
-            if storage not in groups:
-                groups[storage] = list(self._stable_groups.get(storage, ()))
-            groups[storage].append(index)
-        return list(groups.values())
+    def _live_memory_as_before(self) -> bool:
+        live, holds = self.live_tensors, self._apart.holds
+        spans = []
+        for position, region, whole in self._live_regions:
+            span = span_of(live[position], region)
+            if not holds(*span) or not (whole or covers(live[position], region)):
+                return False
+            spans.append(span)
+        if self._live_changes and overlap(spans) is not None:
+            return False
+        return all(distance(self._tensor(a), self._tensor(b)) == apart for a, b, apart in self._live_pairs)
 
-    def _shared(self, groups: Iterable[list[int]], tensors: Any) -> set[tuple[int, ...]]:
-        """Groups of at least two of which one matters: (node, distance to the first), ..."""
-        found = set()
-        for members in groups:
-            if len(members) > 1 and any(self._matters[m] for m in members):
-                first = tensors[members[0]].storage_offset()
-                found.add(tuple(x for m in members for x in (m, tensors[m].storage_offset() - first)))
-        return found
-
-    def _live_shares_as_before(self) -> bool:
-        tensors = {index: self.live_tensors[position] for index, position in self._live_entries}
-        tensors.update((m, self.objs[m]) for m in self._stable_entries)
-        return self._shared(self._live_groups(tensors), tensors) == self._expected_live
+    def _tensor(self, index: int) -> Any:
+        position = self._live_position.get(index)
+        return self.objs[index] if position is None else self.live_tensors[position]
 
     def _scalars(self) -> None:
         names: list[str] = []
@@ -677,6 +706,8 @@ class Binding:
             except _MISS:
                 return False
             if value is not trial[want[1]]:
+                if step[0] == "key":
+                    return False  # looking for the old one no longer finds it
                 single = self.references[want[1]] == 1 and not nodes[want[1]].slots
                 if not single or not isinstance(value, torch.Tensor) or id(value) in self.node_of:
                     return False
@@ -689,6 +720,7 @@ class Binding:
                 return False
         for index, tensor in replaced.items():
             del self.node_of[id(self.objs[index])]
+            self._held_ids ^= {id(self.objs[index]), id(tensor)}
             self.objs[index] = tensor
             self.node_of[id(tensor)] = index
             position = self.stable.index(index)
@@ -698,8 +730,7 @@ class Binding:
 
     def _moved(self) -> bool:
         """Data pointers moved: fine if memory is shared exactly as before."""
-        self._bind_storages()
-        if self._shared(self._stable_groups.values(), self.objs) != self._expected_stable:
+        if not self._memory_as_before():
             return False
         self.watch.accept_pointers()
         self._refresh_inputs()
@@ -708,10 +739,6 @@ class Binding:
 
 def _never(args: Any, kwargs: Any) -> None:
     return None
-
-
-def storage_id(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def span(tensor: torch.Tensor, length: int, offset: int) -> torch.Tensor:

@@ -32,7 +32,8 @@ class Draft:
     by_object: dict[int, int] = field(default_factory=dict)
     out_spec: Any = None
     effects: list[dict[str, Any]] = field(default_factory=list)
-    views: list[tuple[dict[str, Any], Lifted]] = field(default_factory=list)  # effects that name an input
+    views: list[tuple[dict[str, Any], Storage]] = field(default_factory=list)  # descriptions of windows on inputs
+    windows: dict[int, dict[str, Any]] = field(default_factory=dict)  # of those returned, by tensor
     grad_guards: list[tuple[Source, bool]] = field(default_factory=list)
 
     def add(self, node: fx.Node, spec: OutputSpec, lifted: Lifted | None = None) -> int:
@@ -63,6 +64,8 @@ def _output(recorder: Recorder, out: Draft, t: Tensor, kind: Any) -> dict[str, A
     source = recorder.objects.source(t)
     if source is not None and kind == "user":
         return {"source": source}
+    if kind == "user" and (view := _window(recorder, out, t)) is not None:
+        return {"window": view}
     if id(t) not in out.by_object:
         if kind == "user" and t.layout is not torch.strided:
             raise CaptureError("the step returns a sparse tensor; return it dense", recorder.line)
@@ -72,6 +75,29 @@ def _output(recorder: Recorder, out: Draft, t: Tensor, kind: Any) -> dict[str, A
             strides = None  # expanded, or with holes: a fresh tensor is dense
         out.by_object[id(t)] = out.add(node, OutputSpec(kind, recorder.values.type_of(t), None, strides))
     return {"output": out.by_object[id(t)]}
+
+
+def _window(recorder: Recorder, out: Draft, t: Tensor) -> dict[str, Any] | None:
+    """How a replay makes a returned tensor that lies in the memory of an input; None for any other."""
+    storage = recorder.values.get(t) if t.layout is torch.strided else None
+    if storage is None or storage.input is None or id(t) in out.by_object or not _is_users(recorder, storage):
+        return None
+    if id(t) not in out.windows:
+        out.windows[id(t)] = outputs.describe_window(geometry(t), len(out.windows))
+        out.views.append((out.windows[id(t)], storage))
+    return out.windows[id(t)]
+
+
+def _is_users(recorder: Recorder, storage: Storage) -> bool:
+    """Whether an input's memory is seen outside the step: by a tensor that is found there, or as a buffer's."""
+    assert storage.input is not None
+    members = storage.input.members
+    if any(recorder.objects.source(member) is not None for member in members):
+        return True
+    state = _state_sources(recorder)
+    if any(_source(recorder, member, state) is not None for member in members):
+        return True
+    return not storage.input.tensor.untyped_storage().resizable()  # over a NumPy array, say, and not PyTorch's own
 
 
 def _number(recorder: Recorder, out: Draft, number: TracedFloat) -> dict[str, Any]:
@@ -108,12 +134,8 @@ def _gradient(recorder: Recorder, out: Draft, leaf: Leaf) -> None:
     if known is not None:
         out.effects.append({"kind": "grad_source", "param": source, "value": known})
     elif storage is not None and storage.input is not None:
-        offset, sizes, strides, _, _ = geometry(final)
-        effect = {
-            "kind": "grad_view", "param": source, "size": list(sizes), "stride": list(strides),
-            "offset": offset - storage.base[0],
-        }  # fmt: skip
-        out.views.append((effect, storage.input))
+        effect = {"kind": "grad_view", "param": source, **outputs.describe_window(geometry(final))}
+        out.views.append((effect, storage))
         out.effects.append(effect)
     else:
         index = _output(recorder, out, final, "grad")["output"]
@@ -165,8 +187,8 @@ def recording(recorder: Recorder, result: Any, out: Draft) -> Recording:
     cleanup.join_lists(graph)
     cleanup.drop_dead(graph)
     signature, inputs, members = _inputs(recorder, out)
-    for effect, lifted in out.views:
-        effect["input"] = next(i for i, n in enumerate(_placeholders(graph)) if n is lifted.node)
+    for view, storage in out.views:
+        _place_window(graph, view, storage)
     signature.out_spec = out.out_spec
     signature.effects = [*recorder.effects, *out.effects]
     signature.uses_rng = recorder.random.seed is not None
@@ -183,12 +205,20 @@ def recording(recorder: Recorder, result: Any, out: Draft) -> Recording:
     )  # fmt: skip
 
 
+def _place_window(graph: fx.Graph, view: dict[str, Any], storage: Storage) -> None:
+    """Names the input that a window is on, and counts its offset from where that starts."""
+    assert storage.input is not None
+    node, size = storage.input.node, getattr(torch, view["dtype"]).itemsize
+    view["input"] = next(i for i, n in enumerate(_placeholders(graph)) if n is node)
+    view["offset"] -= storage.base[0] * storage.base[3].itemsize // size
+
+
 def _placeholders(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op == "placeholder"]
 
 
 def _inputs(recorder: Recorder, out: Draft) -> tuple[Signature, list[Any], list[list[tuple[Source | None, Tensor]]]]:
-    kept = {id(lifted) for lifted in out.inputs if lifted is not None} | {id(lifted) for _, lifted in out.views}
+    kept = {id(lifted) for lifted in out.inputs if lifted is not None} | {id(storage.input) for _, storage in out.views}
     by_node: dict[fx.Node, Any] = {lifted.node: lifted for lifted in recorder.lifted}
     by_node |= {node: root for root, node, _ in recorder.scalars.values()}
     state = _state_sources(recorder)

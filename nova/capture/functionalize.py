@@ -10,7 +10,8 @@ and, by the inverse view operations, for the base; other windows are read again 
     x[1].add_(1)   base = select_scatter(%x, add(select(%x, 0, 1), 1), 0, 1), version 1
 
 A storage that no recorded operation made is an input of the step: it is lifted to a placeholder. One that is
-seen through overlapping or strided tensors becomes one flat placeholder that covers them all.
+seen through overlapping or strided tensors becomes one flat placeholder that covers them all. Two storages over the
+same memory (`torch.from_numpy(n)` twice) are one here.
 """
 
 from __future__ import annotations
@@ -93,6 +94,10 @@ class Values:
     ):  # fmt: skip
         self.emit, self.placeholder, self.on_lift, self.at_start = emit, placeholder, on_lift, at_start
         self.storages: dict[int, Storage] = {}
+        self._by_memory: dict[
+            tuple[Any, ...], Storage
+        ] = {}  # inputs, by where they lie and whether they are the user's
+        self._same: list[StorageWeakRef] = []  # other storages over the memory of an input
         self.widened = 0  # how often a placeholder was replaced by a wider one
         self.opaque: dict[int, tuple[Tensor, fx.Node]] = {}  # tensors without a storage of their own (sparse)
         self.first_write: Callable[[Storage, Tensor], None] = lambda storage, t: None
@@ -272,6 +277,13 @@ class Values:
     def _lift(self, t: Tensor) -> Storage:
         """A storage met for the first time: an input of the step."""
         seen, t = t, self.canonical(t)
+        memory = t.untyped_storage()
+        place = (memory.data_ptr(), memory.nbytes(), t.device, self.external(t))
+        if place in self._by_memory and place[1]:
+            self._same.append(StorageWeakRef(memory))
+            self.storages[memory._cdata] = self._by_memory[place]
+            self._touched(self._by_memory[place], t)
+            return self._touched(self._by_memory[place], seen)
         g = geometry(t)
         device = str(t.device)
         self.type_of(t)  # refuses unsupported element types
@@ -280,8 +292,8 @@ class Values:
         base = g if contiguous else (g[0], type_.shape, (1,), g[3], 0)
         node = self.placeholder(type_)
         lifted = Lifted(t, node, type_, not contiguous)
-        storage = Storage(StorageWeakRef(t.untyped_storage()), base, View(type_, None, None, node, 0), lifted)
-        self.storages[t.untyped_storage()._cdata] = storage
+        storage = Storage(StorageWeakRef(memory), base, View(type_, None, None, node, 0), lifted)
+        self.storages[memory._cdata] = self._by_memory[place] = storage
         if not contiguous:
             self._alias(storage, t, g)
         self.on_lift(lifted)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,8 +26,9 @@ from typing import Any
 import torch
 
 from nova.capture import bytecode
-from nova.capture.contents import address, content, is_large, same_content
-from nova.capture.environment import ENVIRONMENT_NAMES, environment, token
+from nova.capture.contents import Entries, address, content, is_large, same_content
+from nova.capture.environment import ENVIRONMENT_NAMES, environment
+from nova.capture.memory import Group, Region, covers, distance, overlap, span_of
 from nova.capture.native import GRAD_ANY, GRAD_NONE, GRAD_SET
 from nova.capture.reads import MISSING as _MISSING
 from nova.capture.reads import Reads, attribute_items
@@ -34,6 +36,7 @@ from nova.capture.scalars import ScalarGuard
 from nova.capture.signature import Source
 from nova.capture.sources import (
     MODULE_TABLES,
+    NODE_LIMIT,
     ObjectMap,
     Reached,
     Roots,
@@ -46,15 +49,16 @@ from nova.capture.sources import (
     is_user_file,
     kind_of,
     slot_names,
-    tensor_hooks,
 )
+from nova.capture.tensor_meta import TensorMeta, gradient_hooks
 
 # Descriptors of a slot: ("lit", value), ("node", index), ("num", type name), ("any",), ("missing",), ("empty",),
-# ("content", digest), ("same", object)
+# ("content", digest), ("same", object), ("entries", Entries)
 Descriptor = tuple[Any, ...]
 
 GONE = "is gone"
-LARGE = 2000  # a container with more entries than this has no slot for each
+MUTABLE = ("tensor", "dict", "list", "module", "object", "optimizer")  # kinds of which no two nodes are one object
+LARGE = 2000  # a container of plain values with more entries than this has no slot for each
 
 _MODULE_IRRELEVANT = frozenset({
     "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
@@ -65,51 +69,6 @@ _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 def type_name(obj: Any) -> str:
     return f"{type(obj).__module__}.{type(obj).__qualname__}"
-
-
-def gradient_hooks(tensor: torch.Tensor) -> tuple[str, ...]:
-    """The identities of what `register_hook` and `register_post_accumulate_grad_hook` put on a leaf."""
-    return tuple(map(token, tensor_hooks(tensor)))
-
-
-@dataclass(frozen=True)
-class TensorMeta:
-    """What a tensor must look like. `grad`: whether `.grad` must be None, must be set, or does not matter."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    device: str
-    requires_grad: bool
-    grad: int = GRAD_ANY
-    hooks: tuple[str, ...] = ()  # identities of the hooks on its gradient: another process's never match
-
-    @staticmethod
-    def of(tensor: torch.Tensor, grad: int = GRAD_ANY) -> TensorMeta:
-        return TensorMeta(
-            str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride(), str(tensor.device),
-            tensor.requires_grad, grad, gradient_hooks(tensor),
-        )  # fmt: skip
-
-    def difference(self, tensor: torch.Tensor) -> str | None:
-        """What differs, in words; None if nothing does."""
-        other = TensorMeta.of(tensor, self.grad)
-        if other != self:
-            if len(self.shape) == len(other.shape):
-                for axis, (a, b) in enumerate(zip(self.shape, other.shape, strict=True)):
-                    if a != b:
-                        return f"dimension {axis} was {a}, is now {b}"
-            for what in ("dtype", "shape", "stride", "device", "requires_grad"):
-                a, b = getattr(self, what), getattr(other, what)
-                if a != b:
-                    return f"{what} was {a}, is now {b}"
-            if self.hooks != other.hooks:
-                return f"had {len(self.hooks)} gradient hooks, now {len(other.hooks)} or others"
-        if self.requires_grad and not tensor.is_leaf:
-            return "was a leaf, is now computed outside the step"
-        if self.grad != GRAD_ANY and tensor.is_leaf and (tensor.grad is None) != (self.grad == GRAD_NONE):
-            return ".grad was None, is now set" if self.grad == GRAD_NONE else ".grad was set, is now None"
-        return None
 
 
 @dataclass
@@ -156,10 +115,12 @@ class Observed:
     before: dict[tuple[int, Step], Any] = field(default_factory=dict)  # (id(obj), step) -> value before the step
     grads: dict[int, int] = field(default_factory=dict)  # id(tensor) -> GRAD_*; absent: does not matter
     facts: list[ScalarGuard] = field(default_factory=list)  # what Python learned about runtime numbers
-    aliases: list[list[tuple[Source, int]]] = field(default_factory=list)  # windows on one input: (tensor, offset)
-    memory: list[tuple[Source, bool]] = field(default_factory=list)  # every input: (tensor, whether sharing matters)
+    aliases: list[Group] = field(default_factory=list)  # windows on one input
+    memory: list[Region] = field(default_factory=list)  # of every input
     asked: set[tuple[type, str]] = field(default_factory=set)  # getattr and hasattr: type of the object, name
     held: set[int] = field(default_factory=set)  # addresses of the memory that the capture reads by itself
+    rewritten: set[int] = field(default_factory=set)  # ids of arrays that tensors of the step wrote to
+    unsure: list[Source] = field(default_factory=list)  # those of them that Python may have read, before or after
 
 
 def place(roots: Roots, source: Source) -> tuple[int, Any]:
@@ -183,7 +144,7 @@ class Builder:
         self.nodes: list[Node] = []
         self.objs: list[Any] = []
         self.index: dict[int, int] = {}
-        self._queue: list[int] = []
+        self._queue: deque[int] = deque()
 
     def build(self) -> GuardSet:
         roots = self.objects.roots
@@ -233,7 +194,7 @@ class Builder:
 
     def _drain(self) -> None:
         while self._queue:
-            index = self._queue.pop(0)
+            index = self._queue.popleft()
             fill = getattr(self, f"_fill_{self.nodes[index].kind}", None)
             if fill is not None:
                 fill(index, self.nodes[index], self.objs[index])
@@ -307,7 +268,10 @@ class Builder:
         ):
             return ("lit", value)
         if kind == "content":
-            shared = is_large(value) or address(value) in self.seen.held
+            crowded = self.nodes[parent].kind in _CONTAINERS and len(self.objs[parent]) > LARGE
+            shared = crowded or is_large(value) or address(value) in self.seen.held
+            if id(value) in self.seen.rewritten:
+                self.seen.unsure.append(self.source(parent, step))
             return ("same", value) if shared else ("content", content(value))
         if kind == "opaque":
             return ("same", value)
@@ -398,34 +362,39 @@ class Builder:
 
     def _fill_dict(self, index: int, node: Node, table: dict[Any, Any]) -> None:
         self._fill_attributes(index, node, table)
-        keys = list(table)
-        if len(keys) > LARGE:
-            node.keys = len(keys)
-            self._fill_large(node, table)
+        if self._fill_together(node, table):
             return
-        node.keys = [key if is_plain(key) else _OPAQUE_KEY for key in keys]
+        node.keys = [key if is_plain(key) else _OPAQUE_KEY for key in table]
         for position, (key, value) in enumerate(table.items()):
             step = ("item", key) if type(key) in (str, int) else ("value", position)
             node.slots[step] = self._describe(value, index, step)
+            if node.keys[position] is _OPAQUE_KEY:
+                node.slots["key", position] = self._describe(key, index, ("key", position))
 
-    def _fill_large(self, node: Node, items: Any) -> None:
-        """Too many entries for a slot each: plain ones are guarded together."""
+    def _fill_together(self, node: Node, items: Any) -> bool:
+        """One slot for all entries: where they are many and plain, or too many."""
+        node.keys = len(items)
+        if len(items) <= LARGE:
+            return False
         values = (*items, *items.values()) if isinstance(items, dict) else items
         if all(map(is_plain, values)):
             node.slots["items", ""] = ("content", content(items))
+        elif len(items) > NODE_LIMIT - len(self.nodes):
+            node.slots["items", ""] = ("entries", Entries(values))
+        else:
+            return False
+        return True
 
     def _fill_list(self, index: int, node: Node, items: Any) -> None:
         self._fill_attributes(index, node, items)
-        node.keys = len(items)
-        if len(items) <= LARGE:
+        if not self._fill_together(node, items):
             self._fill_slots(index, node, [(("item", i), value) for i, value in enumerate(items)])
-        else:
-            self._fill_large(node, items)
 
     _fill_tuple = _fill_list
 
     def _fill_set(self, index: int, node: Node, items: Any) -> None:
-        node.keys = sorted(map(repr, items)) if len(items) <= LARGE and all(map(is_plain, items)) else len(items)
+        plain = all(map(is_plain, items))
+        node.keys = element_names(items) if plain else Entries(items)
 
     def _fill_class(self, index: int, node: Node, cls: type) -> None:
         node.type = f"{cls.__module__}.{cls.__qualname__}"
@@ -518,6 +487,9 @@ class Builder:
                 if param in optimizer.state:
                     step = ("state", f"{g}.{i}")
                     node.slots[step] = self._describe(optimizer.state[param], index, step)
+        if self.reads.optimizer_state:
+            step = ("attr", "state")
+            node.slots[step] = self._describe(optimizer.state, index, step)
 
     def _fill_tensor(self, index: int, node: Node, tensor: torch.Tensor) -> None:
         requires = self.seen.before.get((id(tensor), ("attr", "requires_grad")))
@@ -532,6 +504,13 @@ class Builder:
 
 
 _OPAQUE_KEY = "<object>"
+_CONTAINERS = ("dict", "list", "tuple")
+
+
+def element_names(items: Any) -> Any:
+    """What is in a set of plain values, in one order; of many only a digest."""
+    names = sorted(map(repr, items))
+    return names if len(names) <= LARGE else content(names)
 
 
 def node_source(nodes: list[Node], index: int, step: Step | None = None) -> Source:
@@ -556,8 +535,8 @@ class GuardSet:
     nodes: list[Node]
     environment: tuple[Any, ...]
     facts: list[ScalarGuard] = field(default_factory=list)
-    aliases: list[list[tuple[Source, int]]] = field(default_factory=list)
-    memory: list[tuple[Source, bool]] = field(default_factory=list)
+    aliases: list[Group] = field(default_factory=list)
+    memory: list[Region] = field(default_factory=list)
 
     def check(self, roots: Roots) -> Mismatch | list[Any]:
         """The objects of all nodes if every fact holds, else the first that does not."""
@@ -565,10 +544,11 @@ class GuardSet:
             if was != now:
                 return Mismatch(Source("function", "step"), f"{name} was {was}, is now {now}")
         objs: list[Any] = [roots]
+        positions = Positions()
         for index, node in enumerate(self.nodes):
             if index:
                 try:
-                    objs.append(follow_call(objs[node.parent], node.step))
+                    objs.append(positions.follow(objs[node.parent], node.step))
                 except (KeyError, IndexError, AttributeError, TypeError, ValueError):
                     return Mismatch(node_source(self.nodes, index), GONE, index)
         for index in range(len(self.nodes)):
@@ -591,29 +571,26 @@ class GuardSet:
         seen: dict[int, int] = {}
         for index, obj in enumerate(objs):
             first = seen.setdefault(id(obj), index)
-            if first != index and self.nodes[index].kind in ("tensor", "dict", "list", "module", "object", "optimizer"):
+            if first != index and self.nodes[index].kind in MUTABLE:
                 other = node_source(self.nodes, first)
                 return Mismatch(node_source(self.nodes, index), f"is now the same object as {other}", index)
         return objs
 
     def _check_memory(self, roots: Roots) -> Mismatch | None:
         """Whether inputs share memory exactly as they did, where that matters."""
-        tensors = {source: roots.resolve(source) for source, _ in self.memory}
-        expected: dict[Source, tuple[Source, int]] = {}
         for group in self.aliases:
             first = group[0][0]
             for source, offset in group[1:]:
-                expected[source] = first, offset
-                same = tensors[source].untyped_storage()._cdata == tensors[first].untyped_storage()._cdata
-                if not same or tensors[source].storage_offset() - tensors[first].storage_offset() != offset:
+                if distance(roots.resolve(source), roots.resolve(first)) != offset:
                     return Mismatch(source, f"shared memory with {first}, does not now")
-        owners: dict[int, tuple[Source, bool]] = {}
-        for source, matters in self.memory:
-            if source in expected:
-                continue
-            other, mattered = owners.setdefault(tensors[source].untyped_storage()._cdata, (source, matters))
-            if other != source and (matters or mattered) and tensors[source] is not tensors[other]:
-                return Mismatch(source, f"shares memory with {other} now")
+        tensors = [roots.resolve(region[0]) for region in self.memory]
+        for tensor, region in zip(tensors, self.memory, strict=True):
+            if not covers(tensor, region):
+                return Mismatch(region[0], "was a window on a larger storage, is not now")
+        shared = overlap(list(map(span_of, tensors, self.memory)))
+        if shared is not None:
+            first, second = (self.memory[at][0] for at in shared)
+            return Mismatch(second, f"shares memory with {first} now")
         return None
 
     def check_node(self, index: int, obj: Any, objs: list[Any]) -> Mismatch | None:
@@ -652,11 +629,12 @@ class GuardSet:
         mismatch = self._check_keys(node, obj, differs)
         if mismatch is not None:
             return mismatch
+        positions = Positions(follow_own)
         for step, want in node.slots.items():
             if want[0] == "any":
                 continue
             try:
-                value = follow_own(obj, step)
+                value = positions.follow(obj, step)
             except (KeyError, IndexError, AttributeError, TypeError, ValueError):
                 value = _MISSING
             text = compare(want, value, objs)
@@ -678,8 +656,8 @@ class GuardSet:
             if len(obj) != node.keys:
                 return differs(f"had {node.keys} items, now {len(obj)}")
         elif node.kind == "set":
-            now = len(obj) if isinstance(node.keys, int) else sorted(map(repr, obj))
-            if now != node.keys:
+            same = node.keys.are(obj) if isinstance(node.keys, Entries) else element_names(obj) == node.keys
+            if not same:
                 return differs("has other elements now")
         elif node.kind == "module":
             for table, kind in MODULE_TABLES.items():
@@ -694,6 +672,23 @@ def follow_call(obj: Any, step: Step) -> Any:
     if isinstance(obj, Roots):
         return obj.root(*step)
     return follow(obj, step)
+
+
+class Positions:
+    """`follow_call` (or `own`) that lists a dictionary once, not for each entry that is known by its position."""
+
+    def __init__(self, own: Callable[[Any, Step], Any] = follow_call):
+        self._own = own
+        self._listed: dict[tuple[int, str], list[Any]] = {}
+
+    def follow(self, obj: Any, step: Step) -> Any:
+        kind, key = step
+        if kind not in ("value", "key"):
+            return self._own(obj, step)
+        listed = self._listed.get((id(obj), kind))
+        if listed is None:
+            listed = self._listed[id(obj), kind] = list(obj.values() if kind == "value" else obj)
+        return listed[key]
 
 
 def follow_own(obj: Any, step: Step) -> Any:
@@ -738,6 +733,9 @@ def compare(want: Descriptor, value: Any, objs: list[Any]) -> str | None:
             return None if same_content(value, was) else f"holds something else now: {_short(value)}"
         case ("same", was):
             return None if value is was else f"is another object now: {_short(value)}"
+        case ("entries", was):
+            now = (*value, *value.values()) if isinstance(value, dict) else value
+            return None if was.are(now) else "has other entries now"
         case ("empty",):
             return None if isinstance(value, dict) and not value else "was empty, is not any more"
         case ("node", index):
@@ -776,4 +774,5 @@ __all__ = [
     "Observed",
     "TensorMeta",
     "build_guards",
+    "gradient_hooks",
 ]

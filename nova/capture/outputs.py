@@ -3,20 +3,23 @@
     return {"loss": loss, "n": 3}    {"dict": [["loss", {"output": 0}], ["n", {"const": 3}]]}
 
 Leaves: {"output": i} fresh tensor; {"float": i} Python number of a 0-d output; {"source": Source} an object that
-exists outside the step (a parameter, an argument); {"const": value}.
+exists outside the step (a parameter, an argument); {"window": {...}} a view of an input, over its memory as in eager
+(`w.detach()`, `w[0]`); {"const": value}.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nova.capture.scalars import TracedFloat
 from nova.capture.signature import Source
+from nova.capture.views import Geometry
 from nova.errors import CaptureError
 
 _CONSTANTS = (type(None), bool, int, float, str)
@@ -71,32 +74,61 @@ def describe(
     return visit(value)
 
 
-def rebuild(tree: Any, outputs: Sequence[Any], resolve: Callable[[Source], Any]) -> Any:
+def describe_window(g: Geometry, number: int = 0) -> dict[str, Any]:
+    """A view of an input. Which input it is, and where the view starts in it, is known at the end of a recording.
+    `number` tells the views of one step apart."""
+    offset, size, stride, dtype, bits = g
+    name = str(dtype).removeprefix("torch.")
+    return {
+        "number": number, "size": list(size), "stride": list(stride), "offset": offset, "dtype": name, "bits": bits,
+    }  # fmt: skip
+
+
+def window(base: Tensor, view: Mapping[str, Any]) -> Tensor:
+    """The described view of an input, which is contiguous, or the flat span of a storage."""
+    flat, dtype = base.detach().view(-1), getattr(torch, view["dtype"])
+    if flat.dtype != dtype:
+        flat = flat.view(dtype)
+    found = flat.as_strided(view["size"], view["stride"], flat.storage_offset() + view["offset"])
+    if view["bits"] & 1:
+        found = found.conj()
+    return torch._neg_view(found) if view["bits"] & 2 else found
+
+
+def rebuild(
+    tree: Any, outputs: Sequence[Any], resolve: Callable[[Source], Any], view: Callable[[Mapping[str, Any]], Any]
+) -> Any:
     """The returned value of a replay."""
-    ((kind, value),) = tree.items()
-    match kind:
-        case "output":
-            return outputs[value]
-        case "float":
-            return float(outputs[value])
-        case "const":
-            return value
-        case "source":
-            return resolve(value)
-        case "tuple":
-            return tuple(rebuild(v, outputs, resolve) for v in value)
-        case "list":
-            return [rebuild(v, outputs, resolve) for v in value]
-        case "dict":
-            return {k: rebuild(v, outputs, resolve) for k, v in value}
-        case "mapping":
-            items = {k: rebuild(v, outputs, resolve) for k, v in value[2]}
-            return _find(value)(**items) if _keywords(value) else _find(value)(items)
-        case "namedtuple":
-            return _find(value)(*(rebuild(v, outputs, resolve) for v in value[2]))
-        case "dataclass":
-            return _find(value)(**{k: rebuild(v, outputs, resolve) for k, v in value[2]})
-    raise ValueError(f"unknown kind of output {kind!r}")
+
+    def visit(tree: Any) -> Any:
+        ((kind, value),) = tree.items()
+        match kind:
+            case "output":
+                return outputs[value]
+            case "float":
+                return float(outputs[value])
+            case "const":
+                return value
+            case "source":
+                return resolve(value)
+            case "window":
+                return view(value)
+            case "tuple":
+                return tuple(map(visit, value))
+            case "list":
+                return list(map(visit, value))
+            case "dict":
+                return {k: visit(v) for k, v in value}
+            case "mapping":
+                items = {k: visit(v) for k, v in value[2]}
+                return _find(value)(**items) if _keywords(value) else _find(value)(items)
+            case "namedtuple":
+                return _find(value)(*map(visit, value[2]))
+            case "dataclass":
+                return _find(value)(**{k: visit(v) for k, v in value[2]})
+        raise ValueError(f"unknown kind of output {kind!r}")
+
+    return visit(tree)
 
 
 def _keywords(value: Any) -> bool:

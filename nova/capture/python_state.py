@@ -22,7 +22,7 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from nova.capture import bytecode
+from nova.capture.contents import Memory, Range, elements
 from nova.capture.guards import _MISSING as MISSING
 from nova.capture.guards import _short, same_literal
 from nova.capture.signature import Source
@@ -48,6 +49,7 @@ from nova.capture.sources import (
 )
 from nova.errors import CaptureError, SourceLine
 
+MEMORY_LIMIT = 256 << 20  # bytes of arrays that are copied before a step is recorded
 ADVICE = "A captured step is replayed without running its Python; move this out of the step"
 
 
@@ -110,6 +112,9 @@ class Snapshot:
         self._tensors: list[tuple[Reached, torch.Tensor, Any, bool]] = []
         self._slots: list[tuple[Reached, Any, dict[str, Any]]] = []
         self._iterators: list[tuple[Reached, Any, Any]] = []
+        self._memory: list[tuple[Reached, Memory]] = []
+        self._copied = 0  # bytes
+        self.unseen: list[Reached] = []  # arrays that are too large to copy: writes to them are not seen
         self._random = _random_states()
         self._generators = [(r, r.obj) for r in objects.reached.values() if _is_numpy_generator(r.obj)]
         self._generator_states = [repr(g.bit_generator.state) for _, g in self._generators]
@@ -170,8 +175,25 @@ class Snapshot:
         grad = tensor.grad if tensor.is_leaf else None
         self._tensors.append((reached, tensor, grad, tensor.requires_grad))
 
-    def changes(self) -> Iterator[Change]:
-        """Everything that is not as it was, in no order that matters."""
+    def _take_content(self, reached: Reached, obj: Any) -> None:
+        found = elements(obj)
+        if found is None:
+            return
+        if self._copied + found.nbytes > MEMORY_LIMIT:
+            self.unseen.append(reached)
+            return
+        self._copied += found.nbytes
+        self._memory.append((reached, Memory(obj, found)))
+
+    def overlapping(self, written: Sequence[Range]) -> set[int]:
+        """The identities of arrays that lie, in part, in memory that tensors of the step wrote."""
+        return {id(memory.obj) for _, memory in self._memory if memory.overlaps(written)} if written else set()
+
+    def changes(self, written: Sequence[Range] = ()) -> Iterator[Change]:
+        """Everything that is not as it was, in no order that matters. What tensors wrote to memory is not Python's."""
+        for reached, memory in self._memory:
+            if (different := memory.difference(written)) is not None:
+                yield Change(reached, memory.step(different.at), different.before, different.after)
         for reached, table, before, step in self._tables:
             yield from _table_changes(reached, before, table, step)
         for reached, items, was in self._lists:
@@ -228,6 +250,8 @@ class Snapshot:
         for _, _, cell, was in self._cells:
             if _cell_value(cell) is not was and was is not MISSING:
                 cell.cell_contents = was
+        for _, memory in self._memory:
+            memory.restore()
         for _, cls, before in self._classes:
             for change in list(_table_changes(_, before, vars(cls), partial(_step, "static"))):
                 if change.before is MISSING:
@@ -584,12 +608,14 @@ def _replaced_item(table: dict[str, Any], name: str, wrap: Callable[[Any], Any])
 # ---- the verdict
 
 
-def settle(snapshot: Snapshot, allowed: Callable[[Change], bool], line: SourceLine | None) -> None:
+def settle(
+    snapshot: Snapshot, allowed: Callable[[Change], bool], line: SourceLine | None, written: Sequence[Range] = ()
+) -> None:
     """Refuses what the step changed, unless it is allowed. The caller restores the snapshot when this raises."""
     drawn = snapshot.random_changes()
     if drawn:
         raise CaptureError(f"the step draws random numbers from {', '.join(drawn)}. {ADVICE}, or use PyTorch's.", line)
-    for change in snapshot.changes():
+    for change in snapshot.changes(written):
         if change.step[0] == "iterator":
             raise CaptureError(
                 f"the step advances the iterator {change.holder.source}. {ADVICE}, and pass what it gives.", line

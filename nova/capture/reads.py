@@ -43,6 +43,11 @@ class Reads:
             chain[0] in _WHOLE_READS for names in found for chain in names.globals
         )
 
+    @property
+    def optimizer_state(self) -> bool:
+        """Whether the code may have looked at which state an optimizer has: `if not opt.state: ...`."""
+        return not self.attributes.isdisjoint(("state", "state_dict"))
+
     def of(self, obj: Any) -> Callable[[str], bool]:
         """Whether an attribute of an object may have been read."""
         table = getattr(obj, "__dict__", {})

@@ -101,6 +101,7 @@ class Recorder(TorchDispatchMode):
         self.stepping: list[torch.optim.Optimizer] = []
         self.found_inf: Tensor | None = None
         self.undo: list[Callable[[], None]] = []
+        self.written: list[Storage] = []  # inputs that were written to, with what they held
         self.phase = 0
         self.active = True
         self.error: NovaError | None = None
@@ -302,6 +303,7 @@ class Recorder(TorchDispatchMode):
         with no_modes():
             memory = t.untyped_storage()
             storage.backup = (memory, memory.clone())
+            self.written.append(storage)
 
     def note_rebinding(self, t: Tensor) -> None:
         """`t.data = ...` gives a tensor other memory."""
@@ -424,10 +426,9 @@ class Recorder(TorchDispatchMode):
         with no_modes():
             for t, old in self.rebound.values():
                 t.data = old
-            for storage in self.values.storages.values():
-                if storage.backup is not None:
-                    memory, copy = storage.backup
-                    memory.copy_(copy)
+            for storage in reversed(self.written):  # the first copy of memory that two storages share is the right one
+                memory, copy = storage.backup
+                memory.copy_(copy)
             self.leaves.restore()
             self.hyper.restore()
             for undo in reversed(self.undo):

@@ -4,7 +4,7 @@
     group["lr"] *= 2          {"kind": "assign", "target": <number>, "value": {"float": 5}, "type": "float"}
     p.grad = None             {"kind": "grad_none", "param": <p>}
     loss.backward()           {"kind": "grad", "param": <p>, "output": 3}
-    p.grad = flat[:4]         {"kind": "grad_view", "param": <p>, "input": 2, "size": [4], "stride": [1], "offset": 0}
+    p.grad = flat[:4]         {"kind": "grad_view", "param": <p>, "input": 2, "size": [4], "stride": [1], ...}
     p.grad = q                {"kind": "grad_source", "param": <p>, "value": <q>}
     model.eval()              {"kind": "set", "target": <module>, "name": "training", "value": false}
     p.requires_grad_(False)   {"kind": "requires_grad", "target": <p>, "value": false}
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from nova.capture.outputs import window
 from nova.capture.signature import Signature, Source
 
 Tree = Any
@@ -61,7 +62,8 @@ class Builder:
                 self.number_at[index] = len(self.number_at)
             elif spec.role != "seed":
                 self.tensor_at[index] = len(self.tensor_at)
-        self._space: dict[str, Any] = {"OrderedDict": OrderedDict, "defaultdict": defaultdict}
+        self._space: dict[str, Any] = {"OrderedDict": OrderedDict, "defaultdict": defaultdict, "window": window}
+        self._windows: dict[int, str] = {}  # variables of the function that is being made
 
     def _constant(self, value: Any) -> str:
         name = f"K{len(self._space)}"
@@ -81,6 +83,8 @@ class Builder:
             case "source":
                 self.sources.append(value)
                 return f"known[{len(self.sources) - 1}]"
+            case "window":
+                return self._window(value)
             case "tuple":
                 return f"({''.join(self.expression(item) + ', ' for item in value)})"
             case "list":
@@ -98,6 +102,14 @@ class Builder:
                 return f"{self._constant(self._class(value))}({fields})"
         raise ValueError(f"unknown node in an output tree: {tree!r}")
 
+    def _window(self, view: Mapping[str, Any]) -> str:
+        """One object, however often it is returned."""
+        name = self._windows.get(view["number"])
+        if name is None:
+            name = self._windows[view["number"]] = f"w{view['number']}"
+            return f"({name} := window(inputs[{self.tensor_at[view['input']]}], {self._constant(view)}))"
+        return name
+
     def output(self, index: int) -> str:
         """signature.outputs[index]: a fresh tensor, or the updated input where it is a state output."""
         if index in self.state_of:
@@ -113,6 +125,7 @@ class Builder:
 
     def function(self, tree: Tree) -> Callable[[list[Any], list[Any], list[Any]], Any]:
         """A function of (fresh outputs, tensor inputs, what `sources` named before the step)."""
+        self._windows.clear()
         text = f"def build(fresh, inputs, known):\n    return {self.expression(tree)}\n"
         exec(compile(text, "<nova outputs>", "exec"), self._space)
         return self._space["build"]
@@ -211,11 +224,9 @@ class Effects:
 
     def _grad_view(self, effect: dict[str, Any], target: Callable[[Any], Any]) -> Run:
         position = self.builder.tensor_at[effect["input"]]
-        size, stride, offset = effect["size"], effect["stride"], effect["offset"]
 
         def view(fresh: Any, inputs: Any, known: Any, find: Any) -> None:
-            base = inputs[position].detach()
-            target(find).grad = base.as_strided(size, stride, base.storage_offset() + offset)
+            target(find).grad = window(inputs[position], effect)
 
         return view
 

@@ -30,10 +30,12 @@ from nova.capture.guards import (
     build_guards,
     place,
 )
+from nova.capture.memory import Region, distance, overlap, region_of, span_of
 from nova.capture.python_state import MISSING, Change, Snapshot, Watch
+from nova.capture.reads import Reads
 from nova.capture.replay import tree_classes
 from nova.capture.scalars import ScalarGuard, may_read_unasked
-from nova.capture.signature import CapturedStep, Source
+from nova.capture.signature import CapturedStep, Signature, Source
 from nova.capture.sources import ObjectMap, extend, is_plain
 from nova.errors import CaptureError, NovaError, SourceLine
 from nova.jit import recording as recording_threads
@@ -55,6 +57,7 @@ class Capture:
     optimizers: list[Source] = field(default_factory=list)  # those whose state must exist before the step
     once: list[str] = field(default_factory=list)  # why this run must not be replayed
     truncated: bool = False  # the walk met its limit
+    unseen: list[str] = field(default_factory=list)  # arrays that were too large to copy
     rollback: Callable[[], None] = lambda: None  # undoes the whole run
 
     @property
@@ -130,7 +133,9 @@ def _settled(
             )
     signature = recording.step.signature
     policy = _Policy(objects, recording, watch)
-    python_state.settle(snapshot, policy.allows, line)
+    changed = {output.input for output in signature.outputs if output.kind == "state"}
+    written = [memory_of(t) for t in map(recording.inputs.__getitem__, changed) if t.device.type == "cpu"]
+    python_state.settle(snapshot, policy.allows, line, written)
     for scheduler, epoch, where in watch.rates_read:
         if policy.before.get((id(scheduler), ("attr", "last_epoch")), epoch) != epoch:
             raise CaptureError(
@@ -166,15 +171,14 @@ def _settled(
         facts=list(recording.scalar_guards),
         asked=watch.asked,
         held={held.data_ptr() for held in recording.consts if isinstance(held, torch.Tensor)},
+        rewritten=snapshot.overlapping(written),
     )
-    changed = {output.input for output in signature.outputs if output.kind == "state"}
-    for index, members in enumerate(recording.members):
+    for members in recording.members:
         known = [(source, tensor) for source, tensor in members if source is not None and source.root != "const"]
         seen.inputs += [source for source, _ in known]
-        seen.memory += [(source, index in changed or len(known) > 1) for source, _ in known]
         if len(known) > 1:
-            first = known[0][1].storage_offset()
-            seen.aliases.append([(source, tensor.storage_offset() - first) for source, tensor in known])
+            seen.aliases.append([(source, distance(tensor, known[0][1])) for source, tensor in known])
+    seen.memory = _regions(signature, recording, changed, line)
     for effect in signature.effects:
         if effect["kind"] != "assign" and (target := effect.get("target", effect.get("param"))).root != "const":
             seen.inputs.append(target)
@@ -186,7 +190,11 @@ def _settled(
         if (source := objects.source(module)) is not None:
             signature.effects.append(_set_effect(source, "training", module.training))
             seen.inputs.append(source)
+    if policy.created and Reads(seen.codes, seen.asked).optimizer_state:
+        recording.once.append("it created optimizer state, and its Python looks at `.state`")
     guards = build_guards(objects, seen, before)
+    if seen.unsure:
+        recording.once.append(f"its Python may have read {seen.unsure[0]}, which its tensors write to")
     classes: dict[str, Any] = {}
     tree_classes(recording.result, classes)
     sources = [source for opt in watch.optimizers.values() if (source := objects.source(opt)) is not None]
@@ -195,8 +203,37 @@ def _settled(
     recording.step.tf32 = bool(before[-1]) or before[8] in ("high", "medium")
     return Capture(
         name, recording.step, guards, recording.result, recording.inputs, list(recording.consts), classes, sources,
-        list(recording.once), objects.truncated, rollback=rollback,
+        list(recording.once), objects.truncated, [str(reached.source) for reached in snapshot.unseen],
+        rollback=rollback,
     )  # fmt: skip
+
+
+def _regions(signature: Signature, recording: Any, changed: set[Any], line: SourceLine | None) -> list[Region]:
+    """The memory of every input; refused where two storages over the same memory would have to be one input."""
+    found = [
+        (region_of(spec, index in changed), recording.inputs[index])
+        for index, spec in enumerate(signature.inputs)
+        if spec.role not in ("scalar", "seed")
+    ]
+    shared = overlap([span_of(tensor, region) for region, tensor in found])
+    if shared is not None:
+        names = [_name_of(found[at][0][0]) for at in shared]
+        raise CaptureError(
+            f"the step writes to memory that {names[0]} and {names[1]} share through two storages "
+            "(torch.from_numpy or torch.frombuffer of one buffer, say). Make one of them a view of the other tensor",
+            line,
+        )
+    return [region for region, _ in found]
+
+
+def _name_of(source: Source) -> str:
+    return "a tensor made in the step" if source.root == "const" else str(source)
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's storage."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 def _set_effect(source: Source, name: str, value: Any) -> dict[str, Any]:
@@ -220,6 +257,7 @@ class _Policy:
         self._effects: list[dict[str, Any]] = []
         self.scheduled = any(effect["kind"] == "call" for effect in recording.step.signature.effects)
         self.stepped = set(watch.optimizers)
+        self.created = False  # whether an optimizer got state that it did not have
 
     def effects(self) -> list[dict[str, Any]]:
         return self._effects
@@ -254,6 +292,7 @@ class _Policy:
             return False
         if isinstance(owner, torch.optim.Optimizer):
             if ("attr", "state") in self._steps(holder) or any(step[0] == "state" for step in self._steps(holder)):
+                self.created |= change.before is MISSING
                 return id(owner) in self.stepped
             # Hyper-parameters: a scheduler moved them, or the recorder saw the assignment.
             assigned = self._assigned()

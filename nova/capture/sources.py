@@ -368,7 +368,10 @@ def follow(obj: Any, step: Step) -> Any:
             return obj._modules[key]
         case "state":
             group, index = key.split(".")
-            return obj.state[obj.param_groups[int(group)]["params"][int(index)]]
+            param = obj.param_groups[int(group)]["params"][int(index)]
+            if param not in obj.state:
+                raise KeyError(key)  # a look into PyTorch's defaultdict would make an entry
+            return obj.state[param]
         case "closure":
             return obj.__closure__[obj.__code__.co_freevars.index(key)].cell_contents
         case "global":

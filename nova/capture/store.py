@@ -25,7 +25,7 @@ from nova.capture.scalars import ScalarGuard
 from nova.capture.signature import InputSpec, OutputSpec, Signature, Source, TensorType
 from nova.capture.sources import MODULE_TABLES, ObjectMap, is_plain, is_user_class, is_user_function, kind_of
 
-VERSION = 1
+VERSION = 2
 
 
 class Unstorable(Exception):

@@ -131,6 +131,8 @@ def _create_state(guards: GuardSet, roots: Roots) -> list[Callable[[], None]]:
         if node.kind == "optimizer":
             wanted = [str(key) for kind, key in node.slots if kind == "state"]
             optimizer = _node_object(guards, index, roots)
+            if ("attr", "state") in node.slots:
+                continue  # the step's Python looks at whether there is any
             if isinstance(optimizer, _OPTIMIZERS) and wanted:
                 undo += _create_optimizer_state(optimizer, wanted)
         elif node.type == "torch.amp.grad_scaler.GradScaler" and ("attr", "_scale") in node.slots:
@@ -170,6 +172,8 @@ def _create_optimizer_state(optimizer: torch.optim.Optimizer, wanted: list[str])
     undo: list[Callable[[], None]] = []
     for group, params in by_group.items():
         settings = {**optimizer.param_groups[group], "params": params}
+        if settings.get("momentum") and settings.get("dampening"):
+            continue  # SGD's first step is not dampened, so it is not the step that was captured
         grads = [p.grad for p in params]
         for p in params:
             p.grad = p.detach()  # only looked at: it says that the parameter takes part

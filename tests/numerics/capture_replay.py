@@ -107,7 +107,14 @@ class Replayed:
         with torch.no_grad():
             for effect in signature.effects:
                 self.apply(recording, roots, effect, outputs, tensors)
-        return rebuild(signature.out_spec, outputs, lambda s: returned[s])
+        return rebuild(
+            signature.out_spec, outputs, lambda s: returned[s], lambda view: self.window(recording, roots, view)
+        )
+
+    def window(self, recording: Recording, roots: Roots, view: Any) -> Tensor:
+        spec = recording.step.signature.inputs[view["input"]]
+        t = self.resolve(recording, roots, spec.source).detach()
+        return t.as_strided(view["size"], view["stride"], t.storage_offset() + spec.span_offset + view["offset"])
 
     def apply(self, recording: Recording, roots: Roots, effect: Any, outputs: list[Any], tensors: list[Tensor]) -> None:
         match effect["kind"]:
@@ -118,12 +125,7 @@ class Replayed:
             case "grad_source":
                 self.resolve(recording, roots, effect["param"]).grad = self.resolve(recording, roots, effect["value"])
             case "grad_view":
-                spec = recording.step.signature.inputs[effect["input"]]
-                t = self.resolve(recording, roots, spec.source)
-                start = t.storage_offset() + spec.span_offset + effect["offset"]
-                self.resolve(recording, roots, effect["param"]).grad = t.detach().as_strided(
-                    effect["size"], effect["stride"], start
-                )
+                self.resolve(recording, roots, effect["param"]).grad = self.window(recording, roots, effect)
             case "assign":
                 target = effect["target"]
                 owner = target.__class__(target.root, target.key, target.path[:-1])

@@ -47,7 +47,7 @@ class World:
             numbers={(id(optimizer.param_groups[0]), ("item", "lr"))},
             inputs=inputs,
             grads={id(p): GRAD_NONE for p in model.parameters()},
-            memory=[(source, index > 0) for index, source in enumerate(inputs)],
+            memory=[(s, 0, objects.roots.resolve(s).nbytes, index > 0) for index, s in enumerate(inputs)],
         )
         self.guards = build_guards(objects, seen)
         signature = Signature()

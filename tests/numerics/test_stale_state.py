@@ -20,7 +20,7 @@ from replay_case import interpreted
 from torch import nn
 
 import nova
-from nova.capture import store
+from nova.capture import environment, store
 
 stale_helper = sys.modules["stale_helper"] = types.ModuleType("stale_helper")  # a module of the user's
 stale_helper.__file__ = "stale_helper.py"
@@ -203,6 +203,42 @@ def test_python_state(name):
                 handle.remove()
     torch.testing.assert_close(results[1], results[0])
     assert not torch.equal(results[0][0], results[0][2])
+
+
+@pytest.mark.parametrize("make", [Plain, lambda: [1.0], lambda: {"a": 1.0}, lambda: torch.ones(4)])
+def test_two_arguments_that_become_one_object(make):
+    one, two = make(), make()
+    for kept in (one, None):
+        results = []
+        for transform in (lambda f: f, interpreted):
+            step = transform(lambda x, a, b, kept=kept: x * (2.0 if a is b else 3.0) * (5.0 if a is kept else 7.0))
+            results.append(
+                [step(X, a, b) for a, b in ((make(), two), (make(), two), (two, two), (one, two), (one, one))]
+            )
+        torch.testing.assert_close(results[1], results[0])
+
+
+class Slotted:
+    """A hook that cannot be referred to weakly."""
+
+    __slots__ = ()
+
+    def __call__(self, grad):
+        return grad * 2.0
+
+
+@pytest.mark.parametrize(
+    "make", [Slotted, lambda: lambda g: g * 2.0, lambda: types.MethodType(lambda s, g: g, object())]
+)
+def test_hooks_that_have_gone_are_forgotten(make):
+    weight = nn.Parameter(torch.ones(4))
+    before = len(environment._tokens)
+    for _ in range(2 * environment._HELD):
+        handle = weight.register_hook(make())
+        environment.token(next(iter(weight._backward_hooks.values())))
+        handle.remove()
+    assert len(environment._tokens) <= before + environment._HELD
+    assert make is Slotted or len(environment._tokens) <= before
 
 
 def test_an_enum_that_another_process_defines_otherwise(monkeypatch):

@@ -1,0 +1,56 @@
+"""What a tensor must look like for a capture to be right: metadata, `.grad` and the hooks on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from nova.capture.environment import token
+from nova.capture.native import GRAD_ANY, GRAD_NONE
+from nova.capture.sources import tensor_hooks
+
+
+def gradient_hooks(tensor: torch.Tensor) -> tuple[str, ...]:
+    """The identities of what `register_hook` and `register_post_accumulate_grad_hook` put on a leaf."""
+    return tuple(map(token, tensor_hooks(tensor)))
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """What a tensor must look like. `grad`: whether `.grad` must be None, must be set, or does not matter."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    device: str
+    requires_grad: bool
+    grad: int = GRAD_ANY
+    hooks: tuple[str, ...] = ()  # identities of the hooks on its gradient: another process's never match
+
+    @staticmethod
+    def of(tensor: torch.Tensor, grad: int = GRAD_ANY) -> TensorMeta:
+        return TensorMeta(
+            str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride(), str(tensor.device),
+            tensor.requires_grad, grad, gradient_hooks(tensor),
+        )  # fmt: skip
+
+    def difference(self, tensor: torch.Tensor) -> str | None:
+        """What differs, in words; None if nothing does."""
+        other = TensorMeta.of(tensor, self.grad)
+        if other != self:
+            if len(self.shape) == len(other.shape):
+                for axis, (a, b) in enumerate(zip(self.shape, other.shape, strict=True)):
+                    if a != b:
+                        return f"dimension {axis} was {a}, is now {b}"
+            for what in ("dtype", "shape", "stride", "device", "requires_grad"):
+                a, b = getattr(self, what), getattr(other, what)
+                if a != b:
+                    return f"{what} was {a}, is now {b}"
+            if self.hooks != other.hooks:
+                return f"had {len(self.hooks)} gradient hooks, now {len(other.hooks)} or others"
+        if self.requires_grad and not tensor.is_leaf:
+            return "was a leaf, is now computed outside the step"
+        if self.grad != GRAD_ANY and tensor.is_leaf and (tensor.grad is None) != (self.grad == GRAD_NONE):
+            return ".grad was None, is now set" if self.grad == GRAD_NONE else ".grad was set, is now None"
+        return None
