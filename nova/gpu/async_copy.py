@@ -75,7 +75,7 @@ def async_copy(it: Distributor, op: Op) -> None:
         it.line(f"scf.if {guard.name} {{")
     with it.region():
         pointer = _pointer(it, op, window, passes, memory_element(buffer.element))
-        copy = copy_vector if width * size >= 4 else move_vector
+        copy = _copy if width * size >= 4 else _move
         for (row, column), inside in zip(passes.steps, _bounds(it, window, passes), strict=True):
             target, constant = places.at(row, column)
             source = it.offset(pointer, (row * window.strides[0] + column * window.strides[1]) * size)
@@ -147,9 +147,7 @@ def _inside(
     return total
 
 
-def copy_vector(
-    it: Distributor, source: Value, target: Value, buffer: Buffer, width: int, inside: Value | None
-) -> None:
+def _copy(it: Distributor, source: Value, target: Value, buffer: Buffer, width: int, inside: Value | None) -> None:
     """One cp.async, of nothing (hence zeros) where the vector is not inside."""
     size = element_bytes(buffer.element) * width
     cache = "cg" if size == 16 else "ca"
@@ -162,9 +160,7 @@ def copy_vector(
     it.line(f"{text} : {types}")
 
 
-def move_vector(
-    it: Distributor, source: Value, target: Value, buffer: Buffer, width: int, inside: Value | None
-) -> None:
+def _move(it: Distributor, source: Value, target: Value, buffer: Buffer, width: int, inside: Value | None) -> None:
     """A load and a store, through a register."""
     kind = memory_element(buffer.element)
     if inside is None:

@@ -44,7 +44,6 @@ FAMILIES = (
     "nova.gpu.distribute_scan",
     "nova.gpu.distribute_check",
     "nova.gpu.async_copy",
-    "nova.gpu.staging",
     "nova.gpu.fragments",
     "nova.gpu.mma_sync",
 )

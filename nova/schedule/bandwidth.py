@@ -74,8 +74,7 @@ class TileShape:
     long: bool = False  # a row doesn't fit the registers: a loop over its columns in each pass
     row_run: int = 1  # rows of a thread that are neighbours
     parts: int = 1  # blocks along what is summed over the blocks, each with a partial sum
-    stages: int = 0  # tiles of the loop over `parts` that are in shared memory at once, or on their way there
-    ahead: int = 0  # tiles of it that are loaded into registers while one is computed
+    ahead: int = 0  # tiles of the loop over `parts` that are loaded while one is computed
     reasons: tuple[str, ...] = ()
 
     @property
@@ -161,9 +160,6 @@ CARRIED_THREADS = 512  # of a row at most, there
 HELD_BESIDE = 56  # registers of a thread that sums over rows, beside its tiles: running sums, addresses, the next loads
 MOST_AHEAD = 4  # tiles whose loads are under way while one is computed
 BYTES_AHEAD = 48 << 10  # of an SM's loads under way, from which memory is busy
-STAGED_AHEAD = 64 << 10  # of an SM's copies to shared memory under way
-MOST_STAGES = 6
-SMALL_SHARED = 2 << 10  # of a block's shared memory for what its warps exchange
 MERGE_GROUPS = 2  # vectors of columns that a block which adds up shares takes
 FLAT_UNROLL = 2  # vectors of each operand that a thread of an elementwise kernel takes at most
 WASTE = 1.13  # of idle lanes that are not worth avoiding
@@ -290,29 +286,11 @@ def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
 def _carried(p: TileProblem, shape: TileShape, target: GpuTarget) -> TileShape:
     """How a block walks its rows: with how many loads ahead, so that memory is kept busy, and how many such blocks."""
     elements = shape.row_batch * shape.column_batch * p.vector
-    held = p.tiles * elements + HELD_BESIDE  # registers
-    slots = _slots(held, shape.threads, target)
-    stages, ahead = _stages(shape.threads * int(p.row_bytes * elements), slots // target.sms, target), 0
-    if not stages:
-        ahead, slots = _ahead(held, -(-int(p.row_bytes * elements) // 4), shape.threads, target)
+    held, loads = p.tiles * elements + HELD_BESIDE, -(-int(p.row_bytes * elements) // 4)  # registers
+    ahead, slots = _ahead(held, loads, shape.threads, target)
     parts = _parts(-(-p.rows // shape.rows), slots)
-    how = f"{stages} tiles at once on their way through shared memory" if stages else f"{ahead} tiles loaded ahead"
-    reason = f"{parts} blocks, each with its share of the sums; {how}"
-    return replace(shape, parts=parts, stages=stages, ahead=ahead, reasons=(*shape.reasons, reason))
-
-
-def _stages(tile_bytes: int, blocks: int, target: GpuTarget) -> int:
-    """Tiles that a block has in shared memory at once, with so many blocks an SM; 0 if there is no room for three."""
-    found = 0
-    for stages in range(3, MOST_STAGES + 1):
-        if stages * tile_bytes > target.smem_block - SMALL_SHARED:
-            break
-        if blocks * (stages * tile_bytes + SMALL_SHARED + target.smem_reserve) > target.smem_sm:
-            break
-        found = stages
-        if blocks * (stages - 1) * tile_bytes >= STAGED_AHEAD:
-            break
-    return found
+    reason = f"{parts} blocks, each with its share of the sums; {ahead} tiles loaded ahead"
+    return replace(shape, parts=parts, ahead=ahead, reasons=(*shape.reasons, reason))
 
 
 def _ahead(held: int, loads: int, threads: int, target: GpuTarget) -> tuple[int, int]:

@@ -269,21 +269,6 @@ class Program(Emitter):
         operands = [pointer, shared, self.scalar(stage), self.scalar(base, "i64"), *self._offsets(offsets)]
         self.effect("nova_tile.async_copy", operands, self._window(strides, extents, vector, wide))
 
-    def stage(
-        self, pointer: Value, shared: Value, stage: Operand, base: Operand, offsets: Sequence[Operand],
-        layout: NestedLayout, *, strides: Sequence[int], extents: Sequence[int] | None = None, vector: int = 1,
-        wide: bool = False,
-    ) -> None:  # fmt: skip
-        operands = [pointer, shared, self.scalar(stage), self.scalar(base, "i64"), *self._offsets(offsets)]
-        attrs = self._window(strides, extents, vector, wide) + f", layout = {layout.text()}"
-        self.effect("nova_tile.stage", operands, attrs)
-
-    def staged(
-        self, shared: Value, stage: Operand, element: str, layout: NestedLayout, *, strides: Sequence[int], vector: int
-    ) -> Value:
-        attrs = f"strides = {_ints(strides)}, vector = {vector} : i64, layout = {layout.text()}"
-        return self.op("nova_tile.staged", [shared, self.scalar(stage)], element, layout.shape, attrs, layout)
-
     def async_commit(self) -> None:
         self.effect("nova_tile.async_commit", [])
 

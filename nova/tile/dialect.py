@@ -313,21 +313,6 @@ def _async_copy(it: Instance) -> None:
     _check_window(it, 2, 4)
 
 
-@op("stage", "ptr smem stage base *offsets", results=0,
-    attrs="strides:ints extents:ints vector:int layout:layout wide:bool")  # fmt: skip
-def _stage(it: Instance) -> None:
-    """Copies what a load with these operands would bring into a stage, in the background where the hardware can; zeros
-    outside. Each thread has places of its own there, in a row of the buffer for each of its accesses."""
-    _check_window(it, it["layout"].rank, 4)
-    _check_vector(it, it["layout"])
-
-
-@op("staged", "smem stage", attrs="strides:ints vector:int layout:layout")
-def _staged(it: Instance) -> None:
-    """The tile that `stage` put there, once it has been waited for: no barrier is needed."""
-    _check_layout(it, it["layout"], it.results[0])
-
-
 @op("async_commit", results=0)
 def _async_commit(it: Instance) -> None:
     """Makes one group of the copies since the last commit."""

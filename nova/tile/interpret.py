@@ -9,7 +9,6 @@ starts as garbage. bfloat16 values are float32 arrays rounded to it. Accesses ou
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -122,13 +121,6 @@ def element_of(value: ir.Value) -> str:
 
 def shape_of(value: ir.Value) -> tuple[int, ...]:
     return tuple(ir.VectorType(value.type).shape) if isinstance(value.type, ir.VectorType) else ()
-
-
-def layout_shape(op: ir.Operation) -> tuple[int, ...]:
-    """The shape of the tile that an op's `layout` lays out."""
-    layout = ir.DictAttr(op.attributes["layout"])
-    levels = [list(layout[name]) for name in ("subgroup", "batch", "outer", "thread", "element")]
-    return tuple(math.prod(sizes) for sizes in zip(*levels, strict=True))
 
 
 # --- control flow -----------------------------------------------------------------------------------------------------
@@ -378,26 +370,6 @@ def _async_copy(b: Block, op: ir.Operation) -> None:
     tile = np.zeros(shared.shape[1:], shared.dtype)
     tile[inside] = read(buffer, checked(b, op, buffer, address[inside]), element)
     shared[int(stage)] = tile
-
-
-@handles("nova_tile.stage")
-def _stage(b: Block, op: ir.Operation) -> None:
-    """Where in a stage an element lies is the threads' own affair: here they lie one after the other."""
-    buffer, shared, stage, base, *offsets = b.operands(op)
-    element = str(ir.MemRefType(op.operands[1].type).element_type)
-    shape = layout_shape(op)
-    buffer = typed(buffer, element)
-    address, inside = window(op, offsets, base, shape)
-    tile = np.zeros(shape, shared.dtype)
-    tile[inside] = read(buffer, checked(b, op, buffer, address[inside]), element)
-    shared[int(stage)].reshape(-1)[: tile.size] = tile.reshape(-1)
-
-
-@handles("nova_tile.staged")
-def _staged(b: Block, op: ir.Operation) -> np.ndarray:
-    shared, stage = b.operands(op)
-    shape = shape_of(op.results[0])
-    return shared[int(stage)].reshape(-1)[: math.prod(shape)].reshape(shape).copy()
 
 
 @handles("nova_tile.async_commit")

@@ -280,7 +280,7 @@ class Loops:
         name = self.kernel.name
         shape = works[0].shape
         resident = 0  # blocks that an SM must hold at once; those that share sums are as many as all SMs together hold
-        if len(works) == 1 and (shape.ahead or shape.stages):
+        if len(works) == 1 and shape.ahead:
             resident = -(-shape.parts // self.target.sms)
         elif blocks <= self.target.sms:
             resident = 1  # there is never a second one: registers for all loads at once, rather than room beside it

@@ -15,7 +15,7 @@ from nova.fusion.kernel import Index, Kernel, Linear, Structured, Tensor
 from nova.schedule.bandwidth import TileShape
 from nova.tile.expressions import Part, memory_element
 from nova.tile.layout import NestedLayout
-from nova.tile.loops_ahead import Place, ahead_of_use
+from nova.tile.loops_ahead import Place, Queue
 from nova.tile.loops_body import Body, combined, computed, constant_tile, finished, reduced, start_of
 from nova.tile.loops_plan import Nest, Total, rounds
 from nova.tile.loops_space import ROW, Frame, Memory, decode
@@ -175,7 +175,6 @@ class _Totals:
 
     def __init__(self, work: Work, memory: Memory, layout: NestedLayout):
         self.work, self.memory, self.layout, self.program = work, memory, layout, memory.program
-        self.stages, self.depth = work.shape.stages, work.shape.ahead
         self.once: Value | None = None  # holds in the first of the blocks that share rows
 
     def emit(self, block: Operand) -> None:
@@ -199,30 +198,24 @@ class _Totals:
         store_totals(self.work, last, accumulators.finish(last, values), part)
 
     def walk(self, accumulators: Accumulators, part: Operand, tiles: int, column: Operand, parts: int) -> list[Value]:
-        """All tiles of a part. While one is computed the loads of the next ones are under way (`Ring`, `Queue`)."""
-        program, count, shape = self.program, len(accumulators.start), self.work.shape
+        """All tiles of a part. While one is computed the loads of the next ones are under way (`loops_ahead`)."""
+        program, count, depth = self.program, len(accumulators.start), self.work.shape.ahead
         first = self.body(part, column, parts)
-        ahead = ahead_of_use(self, first, Place(tiles, column, parts))
-        columns = first.prefetch_columns() if (shape.ahead or shape.stages) and not self.work.flat_total else []
-        start = list(accumulators.start)
-        for loads in ahead:
-            start += loads.start(part)
+        queue = Queue(self, first, depth, Place(tiles, column, parts))
+        columns = first.prefetch_columns() if depth and not self.work.flat_total else []
+        start = [*accumulators.start, *queue.start(part)]
 
         def turn(index: Operand, carried: Sequence[Value], taken: int) -> list[Value]:
-            sums, rest = list(carried[:count]), list(carried[count:])
-            for loads in ahead:
-                loads.carried, rest = rest[: loads.length], rest[loads.length :]
+            sums, queue.carried = list(carried[:count]), list(carried[count:])
             for number in range(taken):
                 tile = program.add(index, number * parts) if number else index
                 body = self.body(tile, column, parts)
                 body.values.update((key, first.values[key]) for key in columns)
-                for loads in ahead:
-                    loads.step(body, tile)
+                queue.step(body, tile)
                 sums = self.tile(body, accumulators, sums)
-            return [*sums, *(value for loads in ahead for value in loads.carried)]
+            return [*sums, *queue.carried]
 
-        taken = max((loads.turn for loads in ahead), default=1)
-        middle: Operand = part
+        taken, middle = queue.turn, part
         if taken > 1:
             turns = program.div(program.sub(tiles + parts - 1, part), parts * taken)
             middle = program.add(part, program.mul(turns, parts * taken))
@@ -233,8 +226,6 @@ class _Totals:
             with program.for_(middle, tiles, parts, start) as loop:
                 loop.yield_(turn(loop.index, loop.carried, 1))
             start = loop.results
-        for loads in ahead:
-            loads.finish()
         return start[:count]
 
     def body(self, tile: Operand, column: Operand, parts: int) -> Body:

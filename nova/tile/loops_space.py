@@ -249,42 +249,6 @@ class Space(Sources):
         vector = self.vector(place, tensor) if VECTOR in window.dims else 1
         return Part(window.load(self, tensor, memory, self.domain.at(window.dims), vector), window.dims, memory)
 
-    def stageable(self, tensor: Tensor, index: Index) -> Window | None:
-        """Where tensor[index] lies, if an asynchronous copy can bring it: 4, 8 or 16 bytes at a time."""
-        place = self.place(tensor, index)
-        if place.parts or self.frame.turned is not None:
-            return None
-        window = self.window(place)
-        bits = max(BITS[memory_element(tensor.dtype)], 8)
-        return window if window.dims and bits * self._vector(window, place, tensor) >= 32 else None
-
-    def _vector(self, window: Window, place: Place, tensor: Tensor) -> int:
-        return self.vector(place, tensor) if VECTOR in window.dims else 1
-
-    def places(self, tensor: Tensor, index: Index, stages: int) -> Value:
-        """Room for so many tiles of tensor[index] on their way, an access of each thread a row."""
-        place, element = self.place(tensor, index), memory_element(tensor.dtype)
-        window = self.window(place)
-        width = min(self._vector(window, place, tensor), 128 // max(BITS[element], 8))
-        layout = self.domain.at(window.dims)
-        return self.program.alloc_shared(
-            stages, layout.registers // width, self.program.threads * width, element, swizzle="none"
-        )
-
-    def stage(self, tensor: Tensor, index: Index, shared: Value, slot: Operand) -> None:
-        """Begins to bring tensor[index] into a slot of its places."""
-        place = self.place(tensor, index)
-        window = self.window(place)
-        window.stage(self, tensor, self.domain.at(window.dims), self._vector(window, place, tensor), shared, slot)
-
-    def staged(self, tensor: Tensor, index: Index, shared: Value, slot: Operand) -> Part:
-        """tensor[index] from a slot."""
-        place, element = self.place(tensor, index), memory_element(tensor.dtype)
-        window = self.window(place)
-        layout, vector = self.domain.at(window.dims), self._vector(window, place, tensor)
-        value = self.program.staged(shared, slot, element, layout, strides=window.strides, vector=vector)
-        return Part(value, window.dims, element)
-
     def write(self, tensor: Tensor, index: Index, part: Part) -> None:
         """tensor[index] = part."""
         place, program = self.place(tensor, index), self.program
@@ -387,14 +351,6 @@ class Window:
     def load(self, space: Space, tensor: Tensor, memory: str, layout: NestedLayout, vector: int) -> Value:
         return space.program.load(
             space.pointer(tensor), self.base, self.offsets, memory, layout, strides=self.strides,
-            extents=self.extents, vector=vector, wide=is_wide(tensor.numel),
-        )  # fmt: skip
-
-    def stage(
-        self, space: Space, tensor: Tensor, layout: NestedLayout, vector: int, shared: Value, slot: Operand
-    ) -> None:
-        space.program.stage(
-            space.pointer(tensor), shared, slot, self.base, self.offsets, layout, strides=self.strides,
             extents=self.extents, vector=vector, wide=is_wide(tensor.numel),
         )  # fmt: skip
 

@@ -123,35 +123,6 @@ def test_reductions_in_turn_wait_for_each_other(rounds: int) -> None:
     compare(program, [numbers("f32", 40 * 128), np.zeros(128, np.float32)], 1e-5)
 
 
-@pytest.mark.parametrize("element", ["f32", "bf16"])
-@pytest.mark.parametrize("rows", [37, 40])
-def test_tiles_on_their_way_through_shared_memory(element: str, rows: int) -> None:
-    """Three slots, each thread its own places; the simulator finds what is read before it was waited for."""
-    layout = blocked((8, 128), (4, 1), (1, 32), 4)
-    program = Program("sums", 2, (1, 1, 1), 128)
-    slots = program.alloc_shared(3, layout.registers // 4, 128 * 4, element, swizzle="none")
-    where = {"strides": [128, 1], "vector": 4}
-
-    def fill(row, slot) -> None:
-        row = program.select(program.compare("slt", row, rows), row, program.scalar(0))
-        program.stage(program.args[0], slots, slot, 0, [row, 0], layout, extents=[rows, -1], **where)
-        program.async_commit()
-
-    fill(program.scalar(0), 0)
-    fill(program.scalar(8), 1)
-    start = program.splat(0.0, (128,), "f32", layout.project([0]))
-    with program.for_(0, rows, 8, [start, program.scalar(0)]) as loop:
-        total, slot = loop.carried
-        program.async_wait(1)
-        x = program.convert(program.staged(slots, slot, element, layout, **where), "f32")
-        fill(program.add(loop.index, 16), program.rem(program.add(slot, 2), 3))
-        following = program.scalar(program.rem(program.add(slot, 1), 3))
-        loop.yield_([program.binary("arith.addf", total, program.reduce(x, [0], "addf")), following])
-    program.async_wait(0)
-    program.store(loop.results[0], program.args[1], 0, [0], strides=[1], vector=4)
-    compare(program, [numbers(element, rows * 128), np.zeros(128, np.float32)])
-
-
 def test_condition_of_a_block() -> None:
     layout = blocked((64,), (2,), (32,), 1)
     program = Program("odd", 2, (4, 1, 1), 64)
