@@ -36,6 +36,7 @@ from nova.capture.scalars import ScalarGuard, may_read_unasked
 from nova.capture.signature import CapturedStep, Source
 from nova.capture.sources import ObjectMap, extend, is_plain
 from nova.errors import CaptureError, NovaError, SourceLine
+from nova.jit import one_recording
 from nova.jit import recording as recording_threads
 
 _ITEMS = [("item", i) for i in range(4)]  # of a tuple of numbers, such as betas
@@ -80,7 +81,14 @@ def line_of(function: Any) -> SourceLine | None:
 def capture(
     function: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str, objects: ObjectMap | None = None
 ) -> Capture:
-    """Runs a step once, for real, and captures it."""
+    """Runs a step once, for real, and captures it. One at a time: PyTorch is patched meanwhile, and watched whole."""
+    with one_recording:
+        return _capture(function, args, kwargs, name, objects)
+
+
+def _capture(
+    function: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str, objects: ObjectMap | None
+) -> Capture:
     from nova.capture.record import record
 
     objects = objects if objects is not None else ObjectMap(function, args, kwargs)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import pickle
 import threading
+import time
 from collections import namedtuple
 from dataclasses import dataclass
 
@@ -289,6 +291,39 @@ def test_threads_share_one_step():
         train_sum(reference, other)
     torch.testing.assert_close(model.weight, reference.weight)
     assert float(total) == 40.0
+
+
+def test_threads_record_at_once():
+    """Steps that several threads record at once, beside an eager one, are all what they are alone."""
+
+    def work(seed, found):
+        model = linear()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (seed + 1))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+        def step(x):
+            time.sleep(0.01)  # the other threads' turn
+            loss = model(x).square().sum() * math.sqrt(2.0)
+            loss.backward()
+            time.sleep(0.01)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        run = step if seed == 3 else interpreted(step)
+        losses = [run(torch.ones(2, 4)).item() for _ in range(3 if seed < 3 else 40)]
+        found[seed] = losses, [p.tolist() for p in model.parameters()], getattr(run, "captures", 1)
+
+    alone, together = {}, {}
+    for seed in range(4):
+        work(seed, alone)
+    threads = [threading.Thread(target=work, args=(seed, together)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == alone and all(captures == 1 for _, _, captures in alone.values())
 
 
 def train_sum(model, optimizer):

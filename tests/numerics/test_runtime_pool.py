@@ -11,7 +11,8 @@ import pytest
 
 from nova.errors import CompileError
 from nova.runtime import pool
-from nova.runtime.cache import Cache
+from nova.runtime.cache import Cache, CacheWarning
+from nova.runtime.key import kernel_key
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,14 @@ def test_equal_kernels_compile_once_and_cached_ones_never(tmp_path):
     assert first.compiled == 2 and first[0] is first[2]
     second = compile_("echo b", "echo c", cache=Cache(tmp_path))
     assert second.compiled == 1 and second[0] == first[1]
+
+
+def test_cached_kernel_that_lacks_a_part_is_reported_and_made_again(tmp_path):
+    cache = Cache(tmp_path)
+    cache.put("kernel", kernel_key("echo a", "cpu").digest, {"name": "of something else"})
+    with pytest.warns(CacheWarning, match="ignoring kernel"):
+        assert compile_("echo a", cache=cache).compiled == 1
+    assert compile_("echo a", cache=Cache(tmp_path)).compiled == 0
 
 
 def test_failure_names_the_reason_and_the_kernel_and_leaves_the_pool_usable():
@@ -117,7 +126,8 @@ import sys
 sys.path[:] = sys.path[1:] + sys.path[:1]  # the script's folder last: its selectors.py must not be found anywhere
 print("running main", flush=True)
 from nova.runtime import pool
-from nova.runtime.cache import Cache
+from nova.runtime.cache import Cache, CacheWarning
+from nova.runtime.key import kernel_key
 pool.BUILDER, pool.FEW = "tests.numerics.runtime_builder:build", 0
 pool.start()
 made = pool.compile_kernels(["echo a", "echo b"], None, cache=Cache(None))
