@@ -162,3 +162,15 @@ def test_script_without_main_guard_runs_once_and_leaves_no_process(tmp_path, end
     count, *pids = map(int, done.stdout.splitlines()[1].split())
     assert count == 2 and len(pids) == 2
     assert all(gone(pid) for pid in pids)
+
+
+def test_a_worker_whose_parent_was_killed_says_nothing():
+    parent = f"""
+import os, subprocess, sys
+from nova.runtime.worker import bootstrap
+pipe = subprocess.PIPE
+worker = subprocess.Popen([sys.executable, "-c", bootstrap({pool._ROOT!r}, sys.path)], stdin=pipe, stdout=pipe)
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", parent], stderr=subprocess.PIPE, text=True, timeout=60, cwd=pool._ROOT)
+    assert not done.stderr  # the worker holds it open, so all that it says is here
