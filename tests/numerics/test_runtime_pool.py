@@ -126,8 +126,7 @@ import sys
 sys.path[:] = sys.path[1:] + sys.path[:1]  # the script's folder last: its selectors.py must not be found anywhere
 print("running main", flush=True)
 from nova.runtime import pool
-from nova.runtime.cache import Cache, CacheWarning
-from nova.runtime.key import kernel_key
+from nova.runtime.cache import Cache
 pool.BUILDER, pool.FEW = "tests.numerics.runtime_builder:build", 0
 pool.start()
 made = pool.compile_kernels(["echo a", "echo b"], None, cache=Cache(None))
