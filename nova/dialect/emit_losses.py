@@ -72,7 +72,7 @@ def smooth_l1_loss_backward(e: Emitter, dy: Value, x: Value, target: Value, redu
     slope = b.op("sign", d)
     if beta != 0:
         limit = b.constant(beta, d.dtype)
-        slope = b.where(b.op("lt", b.op("abs", d), limit), b.op("div", d, limit), slope)
+        slope = b.where(b.op("ge", b.op("abs", d), limit), slope, b.op("div", d, limit))  # NaN for NaN
     return e.finish(b.op("mul", share, slope))
 
 

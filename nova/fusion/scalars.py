@@ -227,7 +227,7 @@ def _elu_backward(op: Op, args: list[Expr]) -> Expr:
         negative = mul(mul(dy, like(inner, x)), add(x, like(negcoef, x)))
     else:
         negative = mul(mul(dy, like(inner * negcoef, x)), exp(mul(x, like(inner, x))))
-    return select(compare("ole", x, like(0, x)), negative, mul(dy, like(scale, x)))
+    return select(compare("ogt", x, like(0, x)), mul(dy, like(scale, x)), negative)  # NaN for NaN
 
 
 def _leaky_relu(op: Op, args: list[Expr]) -> Expr:
@@ -248,10 +248,10 @@ def _hardtanh(op: Op, args: list[Expr]) -> Expr:
 
 def _hardtanh_backward(op: Op, args: list[Expr]) -> Expr:
     dy, x = args
-    outside = binary(
-        "arith.ori", compare("ole", x, like(op.attrs["lo"], x)), compare("oge", x, like(op.attrs["hi"], x))
+    inside = binary(
+        "arith.andi", compare("ogt", x, like(op.attrs["lo"], x)), compare("olt", x, like(op.attrs["hi"], x))
     )
-    return select(outside, like(0, dy), dy)
+    return select(inside, dy, like(0, dy))
 
 
 def _relu_backward(op: Op, args: list[Expr]) -> Expr:
