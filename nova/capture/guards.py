@@ -48,6 +48,7 @@ from nova.capture.sources import (
     slot_names,
     tensor_hooks,
 )
+from nova.capture.views import strides
 
 # Descriptors of a slot: ("lit", value), ("node", index), ("num", type name), ("any",), ("missing",), ("empty",),
 # ("content", digest), ("same", object)
@@ -87,7 +88,7 @@ class TensorMeta:
     @staticmethod
     def of(tensor: torch.Tensor, grad: int = GRAD_ANY) -> TensorMeta:
         return TensorMeta(
-            str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride(), str(tensor.device),
+            str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), strides(tensor), str(tensor.device),
             tensor.requires_grad, grad, gradient_hooks(tensor),
         )  # fmt: skip
 

@@ -35,7 +35,7 @@ from nova.capture.replay import tree_classes
 from nova.capture.scalars import ScalarGuard, may_read_unasked
 from nova.capture.signature import CapturedStep, Source
 from nova.capture.sources import ObjectMap, extend, is_plain
-from nova.errors import CaptureError, NovaError, SourceLine
+from nova.errors import CaptureError, NovaError, SourceLine, UnsupportedError
 from nova.jit import one_recording
 from nova.jit import recording as recording_threads
 
@@ -93,6 +93,7 @@ def _capture(
 
     objects = objects if objects is not None else ObjectMap(function, args, kwargs)
     line = line_of(function)
+    _refuse_subclasses(objects, line)
     before = environment()
     snapshot, watch = Snapshot(objects), Watch(objects)
     thread = threading.get_ident()
@@ -125,6 +126,16 @@ def _capture(
     except NovaError:
         rollback()
         raise
+
+
+def _refuse_subclasses(objects: ObjectMap, line: SourceLine | None) -> None:
+    """Tensors that are made of others (nested, masked, distributed) have no memory of their own to compile for."""
+    for tensor, source in objects.tensors:
+        if source.root in ("arg", "kwarg") and (
+            tensor.is_nested or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        ):
+            name = "nested tensor" if type(tensor) is torch.Tensor else type(tensor).__name__
+            raise UnsupportedError(f"{source} is a {name}, which cannot be an input of the step; make it inside", line)
 
 
 def _settled(

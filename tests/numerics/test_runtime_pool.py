@@ -171,5 +171,6 @@ pipe = subprocess.PIPE
 worker = subprocess.Popen([sys.executable, "-c", bootstrap({pool._ROOT!r}, sys.path)], stdin=pipe, stdout=pipe)
 os._exit(0)
 """
-    done = subprocess.run([sys.executable, "-c", parent], stderr=subprocess.PIPE, text=True, timeout=60, cwd=pool._ROOT)
+    command = [sys.executable, "-c", parent]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, cwd=pool._ROOT, check=False)
     assert not done.stderr  # the worker holds it open, so all that it says is here
