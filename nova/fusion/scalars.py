@@ -453,6 +453,7 @@ EMITTERS: dict[str, Emitter] = {
     "acosh": _math("acosh"), "atanh": _math("atanh"), "sigmoid": lambda op, a: sigmoid(a[0]),
     "log_sigmoid": _log_sigmoid, "erf": _math("erf"), "erfc": _erfc, "floor": _math("floor"),
     "ceil": _math("ceil"), "round": _math("roundeven"), "trunc": _math("trunc"), "relu": _relu, "silu": _silu,
+    "probability": lambda op, a: a[0],  # to_linalg_elementwise checks it
     "gelu": _gelu, "softplus": _softplus, "elu": _elu, "leaky_relu": _leaky_relu, "hardtanh": _hardtanh,
     "bitwise_not": lambda op, a: binary("arith.xori", a[0], const(1 if a[0].type == "i1" else -1, a[0].type)),
     "logical_not": lambda op, a: logical_not(a[0]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -107,6 +109,8 @@ CHECKED = {
     "solve": (lambda a: torch.linalg.solve(a, torch.ones(3)), torch.eye(3), torch.zeros(3, 3)),
     "cholesky": (torch.linalg.cholesky, torch.eye(3), -torch.eye(3)),
     "assertion": (lambda a: (torch._assert_async(a.sum() > 0, "negative"), a * 2)[1], torch.eye(3), -torch.eye(3)),
+    "input": (lambda a: F.binary_cross_entropy(a, torch.ones(4)), torch.rand(4), torch.tensor([0.5, 1.5, 0, 1])),
+    "target": (lambda a: F.binary_cross_entropy(torch.ones(4), a), torch.ones(4), torch.tensor([0.5, math.nan, 0, 1])),
     "one hot": (lambda a: F.one_hot(a.long(), 3), torch.ones(4), torch.full((4,), 3.0)),
 }
 
@@ -130,6 +134,7 @@ def test_a_check_of_values_is_made_on_every_call(name):
     lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
 ], ids=["csr", "mkldnn", "nested", "jagged"])  # fmt: skip
 @pytest.mark.filterwarnings("ignore")
-def test_a_tensor_without_strides_is_refused_by_name(make):
+def test_a_tensor_without_strides_is_refused_by_name(make, monkeypatch, tmp_path):
+    monkeypatch.setenv("NOVA_CACHE", str(tmp_path))  # a key for the disk is made of strides too
     with pytest.raises(UnsupportedError, match="cannot be an input of the step"):
         nova.jit(lambda x: x * 2)(make())
