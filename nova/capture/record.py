@@ -28,8 +28,8 @@ from torch import Tensor, fx
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nova.capture import averaging, dynamic, finish, optimizers, scaler, schedulers
 from nova.capture import cuda_rules as _cuda_rules  # noqa: F401  (registers the rules)
-from nova.capture import dynamic, finish, optimizers, scaler, schedulers
 from nova.capture import random_rules as _random_rules  # noqa: F401  (registers the rules)
 from nova.capture.function_mode import FunctionMode
 from nova.capture.functionalize import Lifted, Storage, Values
@@ -518,6 +518,7 @@ def _surroundings(recorder: Recorder, stack: ExitStack, function: Any) -> None:
     loss = torch.nn.functional.gaussian_nll_loss
     stack.enter_context(replaced(torch.nn.functional, "gaussian_nll_loss", _without_any(loss)))
     _patch_checkpoint(recorder, stack)
+    averaging.patch(stack)
     optimizers.patch(recorder, stack)
     scaler.patch(recorder, stack)
     schedulers.patch(recorder, stack)
