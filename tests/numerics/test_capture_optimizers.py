@@ -318,8 +318,8 @@ def test_sparse_gradients():
 
 @pytest.mark.parametrize("options", [
     {}, {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9)}, {"avg_fn": swa_utils.get_ema_avg_fn(0.9)},
-    {"use_buffers": True}, {"use_buffers": True, "multi_avg_fn": swa_utils.get_swa_multi_avg_fn()},
-], ids=["swa", "ema", "ema of one", "buffers", "buffers at once"])  # fmt: skip
+    {"multi_avg_fn": swa_utils.get_swa_multi_avg_fn()}, {"use_buffers": True},
+], ids=["swa", "ema", "ema of one", "swa at once", "buffers"])  # fmt: skip
 def test_averaged_model(options):
     """`update_parameters` in the step: the first call copies the model, the later ones average, one capture does both."""
 
