@@ -30,6 +30,7 @@ from nova.capture.guards import (
     build_guards,
     place,
 )
+from nova.capture.interrupts import Interrupts
 from nova.capture.python_state import MISSING, Change, Snapshot, Watch
 from nova.capture.replay import tree_classes
 from nova.capture.scalars import ScalarGuard, may_read_unasked
@@ -82,13 +83,14 @@ def capture(
     function: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str, objects: ObjectMap | None = None
 ) -> Capture:
     """Runs a step once, for real, and captures it. One at a time: PyTorch is patched meanwhile, and watched whole."""
-    with one_recording:
-        return _capture(function, args, kwargs, name, objects)
+    with one_recording, Interrupts() as interrupts:
+        return _capture(function, args, kwargs, name, objects, interrupts)
 
 
 def _capture(
-    function: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str, objects: ObjectMap | None
-) -> Capture:
+    function: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str, objects: ObjectMap | None,
+    interrupts: Interrupts,
+) -> Capture:  # fmt: skip
     from nova.capture.record import record
 
     objects = objects if objects is not None else ObjectMap(function, args, kwargs)
@@ -99,7 +101,7 @@ def _capture(
     thread = threading.get_ident()
     recording_threads.add(thread)
     try:
-        recording = record(watch.watched(function), args, kwargs, objects)
+        recording = record(watch.watched(function, interrupts), args, kwargs, objects)
         if watch.refused is not None:  # the user's own `except` swallowed it
             recording.rollback()
             raise watch.refused

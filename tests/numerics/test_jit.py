@@ -6,6 +6,7 @@ import copy
 import functools
 import math
 import pickle
+import signal
 import threading
 import time
 from collections import namedtuple
@@ -296,8 +297,7 @@ def test_threads_share_one_step():
 def test_threads_record_at_once():
     """Steps that several threads record at once, beside an eager one, are all what they are alone."""
 
-    def work(seed, found):
-        model = linear()
+    def work(seed, model, found):
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (seed + 1))
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
 
@@ -317,13 +317,41 @@ def test_threads_record_at_once():
 
     alone, together = {}, {}
     for seed in range(4):
-        work(seed, alone)
-    threads = [threading.Thread(target=work, args=(seed, together)) for seed in range(4)]
+        work(seed, linear(), alone)
+    threads = [threading.Thread(target=work, args=(seed, linear(), together)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert together == alone and all(captures == 1 for _, _, captures in alone.values())
+
+
+@pytest.mark.parametrize(
+    "patched", [torch.nn.Module, torch.optim.Adam, torch.optim.Optimizer], ids=lambda c: c.__name__
+)
+def test_an_interrupt_leaves_pytorch_as_it_was(patched, monkeypatch):
+    """Ctrl-C while PyTorch is being patched for a recording: the user's code gets it, and the patches go."""
+    from nova.capture import patching
+
+    model = linear()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    before, methods = model.weight.detach().clone(), dict(vars(patched))
+
+    def interrupted(owner, name, value, sent=[]):
+        setattr(owner, name, value)
+        if owner is patched and not sent:
+            sent.append(name)
+            signal.raise_signal(signal.SIGINT)
+
+    step = interpreted(train(model, optimizer))
+    with monkeypatch.context() as patch:
+        patch.setattr(patching, "setattr", interrupted, raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            step(torch.ones(2, 4))
+    assert dict(vars(patched)) == methods and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert torch.equal(model.weight, before) and model.weight.grad is None and not optimizer.state
+    step(torch.ones(2, 4))
+    assert step.captures == 1 and not torch.equal(model.weight, before)
 
 
 def train_sum(model, optimizer):
