@@ -34,6 +34,7 @@ VARIANTS = 128  # captures a step; the least recently used goes
 
 _disabled = 0
 recording: set[int] = set()  # threads that are recording a step
+one_recording = threading.RLock()  # held while a step is recorded, and looked for where no binding holds
 
 
 class disable:
@@ -180,15 +181,26 @@ class Step:
         if _disabled or not self._enabled or (recording and threading.get_ident() in recording):
             return self.function(*args, **kwargs)  # also where another step that calls this one is being recorded
         with self._lock:
-            variants = self._variants
-            for position, variant in enumerate(variants):
-                for binding in tuple(variant.bindings):
-                    found = binding.enter(args, kwargs)
-                    if found is not None:
-                        if position:
-                            variants.insert(0, variants.pop(position))
-                        return _run(self.function, variant, binding, found, args, kwargs)
-            return self._other(args, kwargs)
+            entered = self._bound(args, kwargs)
+            if entered is not None:
+                return _run(self.function, *entered, args, kwargs)
+            with one_recording:  # if another thread is recording, the guards look at what it patches
+                entered = self._bound(args, kwargs) if self._variants else None
+                if entered is None:
+                    return self._other(args, kwargs)
+            return _run(self.function, *entered, args, kwargs)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, Any, Any] | None:
+        """The variant and the binding whose guards hold, and what the binding found."""
+        variants = self._variants
+        for position, variant in enumerate(variants):
+            for binding in tuple(variant.bindings):
+                found = binding.enter(args, kwargs)
+                if found is not None:
+                    if position:
+                        variants.insert(0, variants.pop(position))
+                    return variant, binding, found
+        return None
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """No binding holds: bind a capture that does, or make one."""

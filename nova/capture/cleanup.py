@@ -20,8 +20,11 @@ def join_lists(graph: fx.Graph) -> None:
             node.replace_all_uses_with(whole)
 
 
+RAISING = {aten._linalg_check_errors.default, aten._assert_async.default, aten._assert_async.msg}
+
+
 def drop_dead(graph: fx.Graph) -> None:
-    """Erases every operation that no output needs (all are free of side effects)."""
+    """Erases every operation that no output needs: all are free of side effects, but for those that exist to raise."""
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users:
+        if node.op == "call_function" and not node.users and node.target not in RAISING:
             graph.erase_node(node)

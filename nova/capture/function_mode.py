@@ -94,6 +94,20 @@ def _cross_entropy(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs:
     return keep.cross_entropy_loss(func, logits, target, weight, reduction, ignore_index, smoothing)
 
 
+@handles(torch._C._nn.one_hot)
+def _one_hot(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """PyTorch looks for the largest class before it makes its zeros. With the number of classes given, scattering looks
+    at each."""
+
+    def run(tensor: Tensor, num_classes: int = -1) -> Tensor:
+        if num_classes <= 0 or tensor.dtype != torch.int64:
+            return func(tensor, num_classes)
+        zeros = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64, device=tensor.device)
+        return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    return run(*_concrete(args), **_concrete(kwargs))
+
+
 # ---- gradients, values, memory ---------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ with three changes while a step is recorded:
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -351,8 +352,11 @@ def patch(recorder: Recorder, stack: ExitStack) -> None:
 
 def _hooks(recorder: Recorder, stack: ExitStack) -> None:
     running: list[ExitStack] = []
+    this = threading.get_ident()
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != this:
+            return  # the hooks are PyTorch's global ones, and another thread's optimizer is no part of the step
         context = ExitStack()
         running.append(context)
         recorder.hyper.wrap(optimizer)
@@ -364,7 +368,8 @@ def _hooks(recorder: Recorder, stack: ExitStack) -> None:
                 _prepare_general(recorder, optimizer, context)
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        running.pop().close()
+        if threading.get_ident() == this:
+            running.pop().close()
 
     def abandon() -> None:
         while running:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +14,12 @@ _MISSING = object()
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """`owner.name` is `value` inside the block. What a class inherits stays inherited afterwards."""
+    """`owner.name` is `value` inside the block. What a class inherits stays inherited afterwards.
+
+    A function is replaced for this thread alone: what others run meanwhile is no part of the step.
+    """
     own = vars(owner).get(name, _MISSING)
-    setattr(owner, name, value)
+    setattr(owner, name, _here(value, getattr(owner, name)) if callable(value) else value)
     try:
         yield
     finally:
@@ -23,6 +27,15 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             delattr(owner, name)
         else:
             setattr(owner, name, own)
+
+
+def _here(value: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    this, current = threading.get_ident(), threading.get_ident
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (value if current() == this else original)(*args, **kwargs)
+
+    return run
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from nova.capture import bytecode
 from nova.capture.contents import Memory, Range, elements
 from nova.capture.guards import _MISSING as MISSING
 from nova.capture.guards import _short, same_literal
+from nova.capture.interrupts import Interrupts
 from nova.capture.signature import Source
 from nova.capture.sources import (
     MODULE_TABLES,
@@ -376,7 +377,7 @@ class Watch:
         self._known: dict[types.CodeType, int] = {}
         self._thread = threading.get_ident()
 
-    def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, function: Callable[..., Any], interrupts: Interrupts) -> Callable[..., Any]:
         """`function`, watched while it runs."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -387,7 +388,8 @@ class Watch:
                 # A profiler written in C (cProfile) is reported as itself, and only it can switch itself on again.
                 restore = getattr(before, "enable", None)
                 stack.callback(*((restore,) if restore is not None else (sys.setprofile, before)))
-                return function(*args, **kwargs)
+                with interrupts.allowed():
+                    return function(*args, **kwargs)
 
         return run
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 import operator
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -29,8 +28,8 @@ from torch import Tensor, fx
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nova.capture import averaging, dynamic, finish, optimizers, scaler, schedulers
 from nova.capture import cuda_rules as _cuda_rules  # noqa: F401  (registers the rules)
-from nova.capture import dynamic, finish, optimizers, scaler, schedulers
 from nova.capture import random_rules as _random_rules  # noqa: F401  (registers the rules)
 from nova.capture.function_mode import FunctionMode
 from nova.capture.functionalize import Lifted, Storage, Values
@@ -45,7 +44,6 @@ from nova.capture.sources import ObjectMap, is_user_file
 from nova.capture.views import aten, geometry
 from nova.errors import CaptureError, NovaError
 
-_LOCK = threading.RLock()
 _CPU = torch.device("cpu")
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _sequence: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
@@ -521,6 +519,7 @@ def _surroundings(recorder: Recorder, stack: ExitStack, function: Any) -> None:
     loss = torch.nn.functional.gaussian_nll_loss
     stack.enter_context(replaced(torch.nn.functional, "gaussian_nll_loss", _without_any(loss)))
     _patch_checkpoint(recorder, stack)
+    averaging.patch(stack)
     optimizers.patch(recorder, stack)
     scaler.patch(recorder, stack)
     schedulers.patch(recorder, stack)
@@ -565,40 +564,37 @@ def record(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], objects: ObjectMap | None = None
 ) -> Recording:
     """Runs the step once, for real, and records it."""
-    with _LOCK:
-        objects = objects if objects is not None else ObjectMap(function, args, kwargs)
-        recorder = Recorder(objects)
-        recorder.line = recorder.lines.here()
-        try:
-            with ExitStack() as stack:
-                stack.callback(recorder.hyper.unwrap)
-                for found in list(objects.of_kind("optimizer")):
-                    recorder.hyper.wrap(found.obj)
-                _surroundings(recorder, stack, function)
-                args = [recorder.traced(Source("arg", i), a) if type(a) is float else a for i, a in enumerate(args)]
-                kwargs = {
-                    k: recorder.traced(Source("kwarg", k), v) if type(v) is float else v for k, v in kwargs.items()
-                }
-                stack.callback(setattr, recorder, "active", False)
-                with FunctionMode(recorder), recorder:
-                    result = function(*args, **kwargs)
-                    if recorder.error is not None:
-                        raise recorder.error
-                    with torch._C.DisableTorchFunction(), torch.no_grad():
-                        draft = finish.draft(recorder, result)
-            if recorder.error is not None:
-                raise recorder.error
-            return finish.recording(recorder, result, draft)
-        except NovaError:
+    objects = objects if objects is not None else ObjectMap(function, args, kwargs)
+    recorder = Recorder(objects)
+    recorder.line = recorder.lines.here()
+    try:
+        with ExitStack() as stack:
+            stack.callback(recorder.hyper.unwrap)
+            for found in list(objects.of_kind("optimizer")):
+                recorder.hyper.wrap(found.obj)
+            _surroundings(recorder, stack, function)
+            args = [recorder.traced(Source("arg", i), a) if type(a) is float else a for i, a in enumerate(args)]
+            kwargs = {k: recorder.traced(Source("kwarg", k), v) if type(v) is float else v for k, v in kwargs.items()}
+            stack.callback(setattr, recorder, "active", False)
+            with FunctionMode(recorder), recorder:
+                result = function(*args, **kwargs)
+                if recorder.error is not None:
+                    raise recorder.error
+                with torch._C.DisableTorchFunction(), torch.no_grad():
+                    draft = finish.draft(recorder, result)
+        if recorder.error is not None:
+            raise recorder.error
+        return finish.recording(recorder, result, draft)
+    except NovaError:
+        recorder.rollback()
+        raise
+    except BaseException:
+        if recorder.error is not None:
             recorder.rollback()
-            raise
-        except BaseException:
-            if recorder.error is not None:
-                recorder.rollback()
-                raise recorder.error from None
-            with no_modes():
-                recorder.random.finish()
-            raise
+            raise recorder.error from None
+        with no_modes():
+            recorder.random.finish()
+        raise
 
 
 __all__ = ["Recorder", "Recording", "geometry", "record"]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from nova.capture import dynamic
+from nova.capture.cleanup import RAISING
 from nova.capture.signature import TensorType
 from nova.capture.views import DTYPE_NAMES, ViewOp, aten, several_views, single_view
 from nova.errors import CaptureError, UnsupportedError
@@ -666,6 +667,14 @@ def index_put_impl_(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dic
     out = func(*args, **kwargs)
     rec.values.write(target, rec.emit(aten.index_put.default, nodes, rec.values.type_of(target)))
     return out
+
+
+@rule(*RAISING)
+def raising(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A check without a result: what linalg's functions found wrong, an assertion on a tensor."""
+    nodes = rec.nodes(args)
+    func(*args, **kwargs)
+    rec.emit(func, nodes, None, kwargs)
 
 
 _METADATA = {

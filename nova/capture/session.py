@@ -30,6 +30,7 @@ from nova.capture.guards import (
     build_guards,
     place,
 )
+from nova.capture.interrupts import Interrupts
 from nova.capture.memory import Region, distance, overlap, region_of, span_of
 from nova.capture.python_state import MISSING, Change, Snapshot, Watch
 from nova.capture.reads import Reads
@@ -37,7 +38,8 @@ from nova.capture.replay import tree_classes
 from nova.capture.scalars import ScalarGuard, may_read_unasked
 from nova.capture.signature import CapturedStep, Signature, Source
 from nova.capture.sources import ObjectMap, extend, is_plain
-from nova.errors import CaptureError, NovaError, SourceLine
+from nova.errors import CaptureError, NovaError, SourceLine, UnsupportedError
+from nova.jit import one_recording
 from nova.jit import recording as recording_threads
 
 _ITEMS = [("item", i) for i in range(4)]  # of a tuple of numbers, such as betas
@@ -83,17 +85,26 @@ def line_of(function: Any) -> SourceLine | None:
 def capture(
     function: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str, objects: ObjectMap | None = None
 ) -> Capture:
-    """Runs a step once, for real, and captures it."""
+    """Runs a step once, for real, and captures it. One at a time: PyTorch is patched meanwhile, and watched whole."""
+    with one_recording, Interrupts() as interrupts:
+        return _capture(function, args, kwargs, name, objects, interrupts)
+
+
+def _capture(
+    function: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str, objects: ObjectMap | None,
+    interrupts: Interrupts,
+) -> Capture:  # fmt: skip
     from nova.capture.record import record
 
     objects = objects if objects is not None else ObjectMap(function, args, kwargs)
     line = line_of(function)
+    _refuse_subclasses(objects, line)
     before = environment()
     snapshot, watch = Snapshot(objects), Watch(objects)
     thread = threading.get_ident()
     recording_threads.add(thread)
     try:
-        recording = record(watch.watched(function), args, kwargs, objects)
+        recording = record(watch.watched(function, interrupts), args, kwargs, objects)
         if watch.refused is not None:  # the user's own `except` swallowed it
             recording.rollback()
             raise watch.refused
@@ -120,6 +131,16 @@ def capture(
     except NovaError:
         rollback()
         raise
+
+
+def _refuse_subclasses(objects: ObjectMap, line: SourceLine | None) -> None:
+    """Tensors that are made of others (nested, masked, distributed) have no memory of their own to compile for."""
+    for tensor, source in objects.tensors:
+        if source.root in ("arg", "kwarg") and (
+            tensor.is_nested or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        ):
+            name = "nested tensor" if type(tensor) is torch.Tensor else type(tensor).__name__
+            raise UnsupportedError(f"{source} is a {name}, which cannot be an input of the step; make it inside", line)
 
 
 def _settled(

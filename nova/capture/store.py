@@ -24,6 +24,7 @@ from nova.capture.replay import class_path, find_class
 from nova.capture.scalars import ScalarGuard
 from nova.capture.signature import InputSpec, OutputSpec, Signature, Source, TensorType
 from nova.capture.sources import MODULE_TABLES, ObjectMap, is_plain, is_user_class, is_user_function, kind_of
+from nova.capture.views import strides
 
 VERSION = 2
 
@@ -232,7 +233,13 @@ def key_before_capture(objects: ObjectMap, options: tuple[Any, ...]) -> str:
         order[id(obj)] = len(order)
         match kind:
             case "tensor":
-                words += [str(obj.dtype), tuple(obj.shape), obj.stride(), obj.requires_grad, str(obj.device)]
+                words += [
+                    str(obj.dtype),
+                    () if obj.is_nested else tuple(obj.shape),
+                    strides(obj),
+                    obj.requires_grad,
+                    str(obj.device),
+                ]
             case "function":
                 words.append(bytecode.fingerprint(obj.__code__))
             case "module":

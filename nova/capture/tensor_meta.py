@@ -9,6 +9,7 @@ import torch
 from nova.capture.environment import token
 from nova.capture.native import GRAD_ANY, GRAD_NONE
 from nova.capture.sources import tensor_hooks
+from nova.capture.views import strides
 
 
 def gradient_hooks(tensor: torch.Tensor) -> tuple[str, ...]:
@@ -31,7 +32,7 @@ class TensorMeta:
     @staticmethod
     def of(tensor: torch.Tensor, grad: int = GRAD_ANY) -> TensorMeta:
         return TensorMeta(
-            str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride(), str(tensor.device),
+            str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), strides(tensor), str(tensor.device),
             tensor.requires_grad, grad, gradient_hooks(tensor),
         )  # fmt: skip
 

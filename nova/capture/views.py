@@ -40,6 +40,11 @@ class ViewOp:
     args: tuple[Any, ...]
 
 
+def strides(t: Tensor) -> tuple[int, ...]:
+    """Empty for a tensor that has none (sparse, nested)."""
+    return t.stride() if t.layout is torch.strided and not t.is_nested else ()
+
+
 def geometry(t: Tensor) -> Geometry:
     dtype = t.dtype
     bits = (t.is_conj() + 2 * t.is_neg()) if dtype.is_complex or t.is_neg() else 0

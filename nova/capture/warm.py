@@ -64,7 +64,7 @@ def save(
     cache = shared()
     with cache.lock("capture", key):
         entry = cache.get("capture", key)
-        known = dict(entry.meta["variants"]) if entry is not None else {}
+        known = dict(entry.meta.get("variants", {})) if entry is not None else {}
         known[digest] = text
         cache.put("capture", key, {"variants": known})
     return True

@@ -64,6 +64,7 @@ UNARY: dict[str, tuple[str, str, str]] = {
     ),
     "leaky_relu": ("negative_slope:float", "float", "x if x > 0 else negative_slope * x"),
     "hardtanh": ("lo:float hi:float", "number", "min(max(x, lo), hi); NaN stays NaN"),
+    "probability": ("", "float", "x; an x outside [0, 1] is an error, and so is NaN"),
     "bitwise_not": ("", "int", "complement of all bits"),
 }
 

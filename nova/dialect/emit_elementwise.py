@@ -429,7 +429,7 @@ def hardswish_backward(e: Emitter, dy: Value, x: Value) -> Value:
     """0 below -3, dy above 3, dy * (x / 3 + 0.5) between."""
     b, x, dy = e.b, e.wide(x), e.wide(dy)
     between = b.op("mul", dy, b.op("add", b.op("div", x, e.wide(3.0)), e.wide(0.5)))
-    inner = b.where(b.op("lt", x, e.wide(3.0)), between, dy)
+    inner = b.where(b.op("ge", x, e.wide(3.0)), dy, between)  # NaN for NaN
     return b.cast(b.where(b.op("le", x, e.wide(-3.0)), e.wide(0.0), inner), e.dtype)
 
 

@@ -72,7 +72,7 @@ def smooth_l1_loss_backward(e: Emitter, dy: Value, x: Value, target: Value, redu
     slope = b.op("sign", d)
     if beta != 0:
         limit = b.constant(beta, d.dtype)
-        slope = b.where(b.op("lt", b.op("abs", d), limit), b.op("div", d, limit), slope)
+        slope = b.where(b.op("ge", b.op("abs", d), limit), slope, b.op("div", d, limit))  # NaN for NaN
     return e.finish(b.op("mul", share, slope))
 
 
@@ -98,8 +98,9 @@ def huber_loss_backward(e: Emitter, dy: Value, x: Value, target: Value, reductio
 
 @emits("binary_cross_entropy.default")
 def binary_cross_entropy(e: Emitter, x: Value, target: Value, weight: Value | None = None, reduction: int = 1) -> Value:
-    """-(target * log x + (1 - target) * log(1 - x)), logarithms at least -100."""
-    b, x, target = e.b, e.wide(x), e.wide(target)
+    """-(target * log x + (1 - target) * log(1 - x)), logarithms at least -100; both must lie in [0, 1]."""
+    b = e.b
+    x, target = (b.op("probability", e.wide(value)) for value in (x, target))
     floor = b.constant(-100, x.dtype)
     log_x = b.op("maximum", b.op("log", x), floor)
     log_not_x = b.op("maximum", b.op("log1p", b.op("neg", x)), floor)

@@ -69,6 +69,13 @@ def _hardtanh(a: Attributes, x: Tensor) -> Tensor:
     return torch.clamp(x, a.lo, a.hi)
 
 
+@meaning("probability")
+def _probability(a: Attributes, x: Tensor) -> Tensor:
+    if not ((x >= 0) & (x <= 1)).all():
+        raise RuntimeError("all elements of input and target should be between 0 and 1")
+    return x
+
+
 @meaning("gelu_backward")
 def _gelu_backward(a: Attributes, dy: Tensor, x: Tensor) -> Tensor:
     dy, x = torch.broadcast_tensors(dy, x)

@@ -33,6 +33,8 @@ def op_message(op: Op) -> str | None:
         return "IndexError: Target {value} is out of bounds."
     if op.name in ("floordiv", "rem", "truncdiv", "fmod") and op.operands[0].dtype in ("i64", "i32", "i16", "i8", "u8"):
         return "RuntimeError: ZeroDivisionError"
+    if op.name == "probability":
+        return "RuntimeError: all elements of input and target should be between 0 and 1"
     return None
 
 

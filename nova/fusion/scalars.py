@@ -227,7 +227,7 @@ def _elu_backward(op: Op, args: list[Expr]) -> Expr:
         negative = mul(mul(dy, like(inner, x)), add(x, like(negcoef, x)))
     else:
         negative = mul(mul(dy, like(inner * negcoef, x)), exp(mul(x, like(inner, x))))
-    return select(compare("ole", x, like(0, x)), negative, mul(dy, like(scale, x)))
+    return select(compare("ogt", x, like(0, x)), mul(dy, like(scale, x)), negative)  # NaN for NaN
 
 
 def _leaky_relu(op: Op, args: list[Expr]) -> Expr:
@@ -248,10 +248,10 @@ def _hardtanh(op: Op, args: list[Expr]) -> Expr:
 
 def _hardtanh_backward(op: Op, args: list[Expr]) -> Expr:
     dy, x = args
-    outside = binary(
-        "arith.ori", compare("ole", x, like(op.attrs["lo"], x)), compare("oge", x, like(op.attrs["hi"], x))
+    inside = binary(
+        "arith.andi", compare("ogt", x, like(op.attrs["lo"], x)), compare("olt", x, like(op.attrs["hi"], x))
     )
-    return select(outside, like(0, dy), dy)
+    return select(inside, dy, like(0, dy))
 
 
 def _relu_backward(op: Op, args: list[Expr]) -> Expr:
@@ -453,6 +453,7 @@ EMITTERS: dict[str, Emitter] = {
     "acosh": _math("acosh"), "atanh": _math("atanh"), "sigmoid": lambda op, a: sigmoid(a[0]),
     "log_sigmoid": _log_sigmoid, "erf": _math("erf"), "erfc": _erfc, "floor": _math("floor"),
     "ceil": _math("ceil"), "round": _math("roundeven"), "trunc": _math("trunc"), "relu": _relu, "silu": _silu,
+    "probability": lambda op, a: a[0],  # to_linalg_elementwise checks it
     "gelu": _gelu, "softplus": _softplus, "elu": _elu, "leaky_relu": _leaky_relu, "hardtanh": _hardtanh,
     "bitwise_not": lambda op, a: binary("arith.xori", a[0], const(1 if a[0].type == "i1" else -1, a[0].type)),
     "logical_not": lambda op, a: logical_not(a[0]),

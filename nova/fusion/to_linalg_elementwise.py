@@ -23,6 +23,14 @@ def _elementwise(low: Lowering, op: Op, operands: list[Instance]) -> None:
         zero = compare("eq", args[1], const(0, args[1].type))
         checks = [expr("nova.check", (zero, const(0, "i64")), "check")]
         args[1] = select(zero, const(1, args[1].type), args[1])
+    if op.name == "probability":
+        inside = binary(
+            "arith.andi",
+            compare("oge", args[0], const(0, args[0].type)),
+            compare("ole", args[0], const(1, args[0].type)),
+        )
+        bad = select(inside, const(0, "i1"), const(1, "i1"))
+        checks = [expr("nova.check", (bad, const(0, "i64")), "check")]
     element = scalars.emit(op, args)
     if checks:
         from nova.fusion.kernel import Out

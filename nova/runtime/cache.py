@@ -2,8 +2,8 @@
 
     <NOVA_CACHE or ~/.cache/nova>/<kind>/<two digits>/<digest>
 
-File: magic, header length, header (JSON: digest, sizes, SHA-256 of the payload), payload. Written to a temporary file,
-synced, renamed: a reader sees a whole entry or none. An entry that does not check out (truncated, corrupted,
+File: magic, SHA-256 of all that follows, header length, header (JSON: digest, sizes), payload. Written to a temporary
+file, synced, renamed: a reader sees a whole entry or none. An entry that does not check out (truncated, corrupted,
 belonging to another key) is reported, removed and compiled again. No pickle. A folder that cannot be written
 (read-only, full) is reported once and then done without. The oldest entries go when the total passes the limit.
 """
@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_MAGIC = b"NOVA\x00\x01\n"
+_MAGIC = b"NOVA\x00\x02\n"
+_HASH = 32  # bytes of a SHA-256
 _LIMIT = 4 << 30  # bytes on disk
 _MEMORY_LIMIT = 256 << 20  # bytes of entries held in memory
 _STALE_SECONDS = 86400.0  # temporary and lock files older than this were left by a process that died
@@ -55,35 +56,28 @@ def _encode(kind: str, digest: str, entry: Entry) -> bytes:
         "key": digest,
         "meta": len(payload) - entry.nbytes,
         "blobs": [[name, len(data)] for name, data in entry.blobs.items()],
-        "sha256": hashlib.sha256(payload).hexdigest(),
     }).encode()  # fmt: skip
-    return b"".join([_MAGIC, len(header).to_bytes(8, "little"), header, payload])
+    body = b"".join([len(header).to_bytes(8, "little"), header, payload])
+    return b"".join([_MAGIC, hashlib.sha256(body).digest(), body])
 
 
 def _decode(kind: str, digest: str, data: bytes) -> Entry:
-    start = len(_MAGIC) + 8
-    if data[: len(_MAGIC)] != _MAGIC or len(data) < start:
+    if data[: len(_MAGIC)] != _MAGIC:
         raise _Damaged("not a cache entry")
-    length = int.from_bytes(data[len(_MAGIC) : start], "little")
-    try:
-        header = json.loads(data[start : start + length])
-        sizes, meta_size = header["blobs"], header["meta"]
-        found = header["kind"], header["key"]
-        checksum = header["sha256"]
-    except (ValueError, KeyError, TypeError):
-        raise _Damaged("its header cannot be read") from None
-    if found != (kind, digest):
-        raise _Damaged("it belongs to another key")
-    payload = data[start + length :]
-    if len(payload) != meta_size + sum(size for _, size in sizes):
-        raise _Damaged("it is truncated")
-    if hashlib.sha256(payload).hexdigest() != checksum:
+    body = data[len(_MAGIC) + _HASH :]
+    if hashlib.sha256(body).digest() != data[len(_MAGIC) : len(_MAGIC) + _HASH]:
         raise _Damaged("its checksum is wrong")
-    blobs, at = {}, meta_size
-    for name, size in sizes:
-        blobs[name] = payload[at : at + size]
+    at = 8 + int.from_bytes(body[:8], "little")
+    header = json.loads(body[8:at])
+    if (header["kind"], header["key"]) != (kind, digest):
+        raise _Damaged("it belongs to another key")
+    meta = json.loads(body[at : at + header["meta"]])
+    at += header["meta"]
+    blobs = {}
+    for name, size in header["blobs"]:
+        blobs[name] = body[at : at + size]
         at += size
-    return Entry(json.loads(payload[:meta_size]), blobs)
+    return Entry(meta, blobs)
 
 
 def default_directory() -> Path | None:
@@ -92,7 +86,7 @@ def default_directory() -> Path | None:
     if setting == "0":
         return None
     if setting:
-        return Path(setting).expanduser()
+        return Path(os.path.expanduser(setting))  # as a shell does, leaves the "~name" of a user there is none of
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:  # no home directory
@@ -113,7 +107,7 @@ class Cache:
         self._memory: OrderedDict[tuple[str, str], Entry] = OrderedDict()
         self._memory_bytes = 0
         self._guard = threading.Lock()
-        self._writable = self.directory is not None
+        self._writable = self._readable = self.directory is not None
         self._written = 0  # bytes since the last look at the folder's size
         self._trimmed = False
         self.hits = self.misses = 0
@@ -149,7 +143,9 @@ class Cache:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            self._warn(f"cannot read {path}: {error.strerror or error}")
+            if self._readable:  # the other entries are most likely no better: once is enough
+                self._readable = False
+                self._warn(f"cannot read {path}: {error.strerror or error}; what it holds is compiled again")
             return None
         try:
             entry = _decode(kind, digest, data)

@@ -19,6 +19,7 @@ import selectors
 import subprocess
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import Any
 
 from nova.errors import CompileError
 from nova.runtime import kernels
-from nova.runtime.cache import Cache, shared
+from nova.runtime.cache import Cache, CacheWarning, shared
 from nova.runtime.kernels import LoadedKernel
 from nova.runtime.key import Key, kernel_key
 from nova.runtime.worker import bootstrap, builder, read_frame, split_blobs, write_frame
@@ -285,7 +286,11 @@ def _cached(cache: Cache, digest: str) -> LoadedKernel | None:
     entry = cache.get("kernel", digest)
     if entry is None:
         return None
-    return kernels.decode(entry.meta, entry.blobs)
+    try:
+        return kernels.decode(entry.meta, entry.blobs)
+    except (KeyError, TypeError, ValueError) as error:  # written by something else under our key
+        warnings.warn(f"Nova cache: ignoring kernel {digest}: {error!r}; compiling again", CacheWarning, stacklevel=2)
+        return None
 
 
 def _compile(texts: Sequence[str], target: Any, done: Callable[[int, LoadedKernel], None]) -> None:

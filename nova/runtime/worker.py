@@ -94,7 +94,15 @@ def _warm_up_gpu() -> None:
 
 
 def main() -> None:
-    """Serves compile requests. Everything that is printed meanwhile goes to stderr, not into the frames."""
+    """Serves compile requests until nobody is left to answer."""
+    try:
+        _serve()
+    except BrokenPipeError:  # the parent was killed, or ended without waiting: no news for the user's terminal
+        os._exit(0)  # without a flush of what nobody reads
+
+
+def _serve() -> None:
+    """Answers every request. Everything that is printed meanwhile goes to stderr, not into the frames."""
     stdin = os.dup(0)
     stdout = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from steps import check
 from torch import nn
 
 import nova
-from nova.errors import CaptureError
+from nova.errors import CaptureError, UnsupportedError
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -100,3 +102,39 @@ def test_a_gradient_may_not_leave_the_step(leaf_first):
         step(torch.randn(2, 4) * w)
     assert w.grad is None and all(torch.equal(a, b) for a, b in zip(before, m.parameters()))
     step((torch.randn(2, 4) * w).detach())
+
+
+CHECKED = {
+    "inverse": (torch.linalg.inv, torch.eye(3), torch.zeros(3, 3)),
+    "solve": (lambda a: torch.linalg.solve(a, torch.ones(3)), torch.eye(3), torch.zeros(3, 3)),
+    "cholesky": (torch.linalg.cholesky, torch.eye(3), -torch.eye(3)),
+    "assertion": (lambda a: (torch._assert_async(a.sum() > 0, "negative"), a * 2)[1], torch.eye(3), -torch.eye(3)),
+    "input": (lambda a: F.binary_cross_entropy(a, torch.ones(4)), torch.rand(4), torch.tensor([0.5, 1.5, 0, 1])),
+    "target": (lambda a: F.binary_cross_entropy(torch.ones(4), a), torch.ones(4), torch.tensor([0.5, math.nan, 0, 1])),
+    "one hot": (lambda a: F.one_hot(a.long(), 3), torch.ones(4), torch.full((4,), 3.0)),
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_check_of_values_is_made_on_every_call(name):
+    """Also where it has no result that anything could need."""
+    function, good, bad = CHECKED[name]
+    step = nova.jit(lambda a: function(a) + 0)
+    for _ in range(2):
+        torch.testing.assert_close(step(good), function(good))
+    with pytest.raises(RuntimeError):
+        step(bad)
+    torch.testing.assert_close(step(good), function(good))
+    assert step.captures == 1
+
+
+@pytest.mark.parametrize("make", [
+    lambda: torch.eye(3).to_sparse_csr(), lambda: torch.eye(3).to_mkldnn(),
+    lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+], ids=["csr", "mkldnn", "nested", "jagged"])  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_without_strides_is_refused_by_name(make, monkeypatch, tmp_path):
+    monkeypatch.setenv("NOVA_CACHE", str(tmp_path))  # a key for the disk is made of strides too
+    with pytest.raises(UnsupportedError, match="cannot be an input of the step"):
+        nova.jit(lambda x: x * 2)(make())

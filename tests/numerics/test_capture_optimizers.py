@@ -4,7 +4,9 @@ import pytest
 import torch
 from capture_checks import agree
 from torch import nn
+from torch.optim import swa_utils
 
+import nova
 from nova.errors import CaptureError
 
 O = torch.optim
@@ -312,3 +314,37 @@ def test_sparse_gradients():
         return step, [(torch.randint(9, (2, 3)),) for _ in range(4)], lambda: [e.weight, s.weight]
 
     agree(build)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9)}, {"avg_fn": swa_utils.get_ema_avg_fn(0.9)},
+    {"multi_avg_fn": swa_utils.get_swa_multi_avg_fn()}, {"use_buffers": True},
+], ids=["swa", "ema", "ema of one", "swa at once", "buffers"])  # fmt: skip
+def test_averaged_model(options):
+    """`update_parameters` in the step: the first call copies the model, the later ones average, one capture does both."""
+
+    def run(decorate):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 9), nn.BatchNorm1d(9), nn.Linear(9, 3))
+        optimizer, averaged = O.SGD(model.parameters(), lr=0.1), swa_utils.AveragedModel(model, **options)
+
+        @decorate
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            averaged.update_parameters(model)
+            return loss.detach()
+
+        states = []
+        for x in torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(1)):
+            step(x)
+            states.append({k: v.clone() for k, v in averaged.state_dict().items()})
+            if len(states) == 3:
+                averaged.n_averaged.zero_()  # the next call copies again
+        return states, step
+
+    (found, step), (wanted, _) = run(nova.jit), run(lambda f: f)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+    assert step.captures == 1

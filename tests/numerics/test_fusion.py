@@ -91,6 +91,16 @@ def test_unary(function):
     check(lambda x: function(x), SPECIAL)  # noqa: PLW0108 - some of them cannot be traced as they are
 
 
+@pytest.mark.parametrize("function", [
+    F.elu, F.celu, F.hardswish, F.hardsigmoid, F.hardtanh, F.relu6, F.leaky_relu, F.softplus, F.mish, F.silu,
+    lambda x: F.smooth_l1_loss(x, torch.zeros_like(x), reduction="none"),
+    lambda x: F.huber_loss(x, torch.zeros_like(x), reduction="none"),
+], ids=lambda f: getattr(f, "__name__", "loss"))  # fmt: skip
+def test_gradient_at_nan(function):
+    """A NaN that eager hands back, Nova does too. (Where a loop's tail differs from it, the vectorised loop's answer.)"""
+    check(with_grad(function), torch.full((64,), math.nan))
+
+
 BINARY = [
     torch.add, torch.sub, torch.mul, torch.div, torch.pow, torch.atan2, torch.maximum, torch.minimum, torch.eq, torch.ne,
     torch.lt, torch.le, torch.gt, torch.ge, torch.hypot, torch.copysign, torch.fmod, torch.remainder, torch.floor_divide,

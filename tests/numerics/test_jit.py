@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import pickle
+import signal
 import threading
+import time
 from collections import namedtuple
 from dataclasses import dataclass
 
@@ -289,6 +292,66 @@ def test_threads_share_one_step():
         train_sum(reference, other)
     torch.testing.assert_close(model.weight, reference.weight)
     assert float(total) == 40.0
+
+
+def test_threads_record_at_once():
+    """Steps that several threads record at once, beside an eager one, are all what they are alone."""
+
+    def work(seed, model, found):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (seed + 1))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+        def step(x):
+            time.sleep(0.01)  # the other threads' turn
+            loss = model(x).square().sum() * math.sqrt(2.0)
+            loss.backward()
+            time.sleep(0.01)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        run = step if seed == 3 else interpreted(step)
+        losses = [run(torch.ones(2, 4)).item() for _ in range(3 if seed < 3 else 40)]
+        found[seed] = losses, [p.tolist() for p in model.parameters()], getattr(run, "captures", 1)
+
+    alone, together = {}, {}
+    for seed in range(4):
+        work(seed, linear(), alone)
+    threads = [threading.Thread(target=work, args=(seed, linear(), together)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == alone and all(captures == 1 for _, _, captures in alone.values())
+
+
+@pytest.mark.parametrize(
+    "patched", [torch.nn.Module, torch.optim.Adam, torch.optim.Optimizer], ids=lambda c: c.__name__
+)
+def test_an_interrupt_leaves_pytorch_as_it_was(patched, monkeypatch):
+    """Ctrl-C while PyTorch is being patched for a recording: the user's code gets it, and the patches go."""
+    from nova.capture import patching
+
+    model = linear()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    before, methods = model.weight.detach().clone(), dict(vars(patched))
+
+    def interrupted(owner, name, value, sent=[]):
+        setattr(owner, name, value)
+        if owner is patched and not sent:
+            sent.append(name)
+            signal.raise_signal(signal.SIGINT)
+
+    step = interpreted(train(model, optimizer))
+    with monkeypatch.context() as patch:
+        patch.setattr(patching, "setattr", interrupted, raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            step(torch.ones(2, 4))
+    assert dict(vars(patched)) == methods and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert torch.equal(model.weight, before) and model.weight.grad is None and not optimizer.state
+    step(torch.ones(2, 4))
+    assert step.captures == 1 and not torch.equal(model.weight, before)
 
 
 def train_sum(model, optimizer):

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,24 @@ def test_damaged_entry_is_reported_once_and_made_again(tmp_path, damage):
     assert not path.exists()
     cache.put("kernel", "ab12", META, BLOBS)
     assert fresh(tmp_path).get("kernel", "ab12").blobs == BLOBS
+
+
+def test_no_flipped_bit_is_overlooked(tmp_path):
+    """The names and sizes of the parts lie in the header, which the checksum must cover too."""
+    fresh(tmp_path).put("kernel", "ab12", META, {"object": b"code", "text": b"words"})
+    data = fresh(tmp_path).path("kernel", "ab12").read_bytes()
+    for position in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[position // 8] ^= 1 << position % 8
+        with pytest.raises(caches._Damaged):
+            caches._decode("kernel", "ab12", bytes(damaged))
+
+
+def test_an_unreadable_folder_is_reported_once(tmp_path):
+    cache = Cache(tmp_path / ("x" * 300))
+    with pytest.warns(CacheWarning, match="cannot read") as seen:
+        assert cache.get("kernel", "ab12") is None and cache.get("kernel", "cd34") is None
+    assert len(seen) == 1
 
 
 def test_entry_of_another_key_is_not_used(tmp_path):
@@ -138,6 +157,8 @@ def test_setting(monkeypatch, tmp_path):
     assert caches.default_directory() is None and caches.shared().directory is None
     monkeypatch.setenv("NOVA_CACHE", str(tmp_path))
     assert caches.shared().directory == tmp_path and caches.shared() is caches.shared()
+    monkeypatch.setenv("NOVA_CACHE", "~no-such-user/x")
+    assert caches.default_directory() == Path("~no-such-user/x")
     monkeypatch.delenv("NOVA_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
     assert caches.default_directory() == tmp_path / "x" / "nova"

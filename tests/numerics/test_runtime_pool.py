@@ -11,7 +11,8 @@ import pytest
 
 from nova.errors import CompileError
 from nova.runtime import pool
-from nova.runtime.cache import Cache
+from nova.runtime.cache import Cache, CacheWarning
+from nova.runtime.key import kernel_key
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,14 @@ def test_equal_kernels_compile_once_and_cached_ones_never(tmp_path):
     assert first.compiled == 2 and first[0] is first[2]
     second = compile_("echo b", "echo c", cache=Cache(tmp_path))
     assert second.compiled == 1 and second[0] == first[1]
+
+
+def test_cached_kernel_that_lacks_a_part_is_reported_and_made_again(tmp_path):
+    cache = Cache(tmp_path)
+    cache.put("kernel", kernel_key("echo a", "cpu").digest, {"name": "of something else"})
+    with pytest.warns(CacheWarning, match="ignoring kernel"):
+        assert compile_("echo a", cache=cache).compiled == 1
+    assert compile_("echo a", cache=Cache(tmp_path)).compiled == 0
 
 
 def test_failure_names_the_reason_and_the_kernel_and_leaves_the_pool_usable():
@@ -152,3 +161,16 @@ def test_script_without_main_guard_runs_once_and_leaves_no_process(tmp_path, end
     count, *pids = map(int, done.stdout.splitlines()[1].split())
     assert count == 2 and len(pids) == 2
     assert all(gone(pid) for pid in pids)
+
+
+def test_a_worker_whose_parent_was_killed_says_nothing():
+    parent = f"""
+import os, subprocess, sys
+from nova.runtime.worker import bootstrap
+pipe = subprocess.PIPE
+worker = subprocess.Popen([sys.executable, "-c", bootstrap({pool._ROOT!r}, sys.path)], stdin=pipe, stdout=pipe)
+os._exit(0)
+"""
+    command = [sys.executable, "-c", parent]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, cwd=pool._ROOT, check=False)
+    assert not done.stderr  # the worker holds it open, so all that it says is here

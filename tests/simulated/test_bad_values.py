@@ -162,6 +162,32 @@ def test_a_bad_index_of_an_embedding_changes_nothing(simulated, accumulate):  # 
     assert deferred(compiled) == accumulate
 
 
+def test_probabilities_out_of_range_change_nothing(simulated):  # noqa: F811
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1)
+    optimizer = adamw(model.parameters())
+
+    @nova.jit
+    def step(x, y):
+        loss = F.binary_cross_entropy(model(x).squeeze(1).sigmoid(), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    x, y = torch.randn(7, 6), torch.rand(7)
+    step(x, y), step(x, y)
+    before = [p.detach().clone() for p in model.parameters()]
+    for bad in (1.5, torch.nan):
+        step(x, torch.cat([y[:6], torch.tensor([bad])]))
+        with pytest.raises(RuntimeError, match=r"(?s)should be between 0 and 1.*loss = F.binary_cross_entropy"):
+            nova.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    step(x, y)
+    nova.synchronize()
+    assert not torch.equal(before[0], model.weight)
+
+
 def test_only_state_that_is_made_before_the_last_check_waits_for_the_end(simulated):  # noqa: F811
     compiled, _ = training(Net, momentum)
     compiled = nova.jit(compiled)
