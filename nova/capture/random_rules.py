@@ -34,6 +34,21 @@ def _refuse_generator(rec: Recorder, generator: Any) -> None:
         )
 
 
+def _demand(holds: bool, message: str) -> None:
+    """What eager demands of a parameter; in its words, since nothing of eager's runs here."""
+    if not holds:
+        raise RuntimeError(message)
+
+
+def _demand_all(holds: Tensor, message: str) -> None:
+    """The same of a tensor's values, on every call."""
+    torch.ops.aten._assert_async.msg(holds.all(), message)
+
+
+def _demand_probabilities(p: Tensor) -> None:
+    _demand_all((p >= 0) & (p <= 1), "Expected p_in >= 0 && p_in <= 1 to be true, but got false.")
+
+
 def uniform(rec: Recorder, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Draws in [0, 1) of a floating type."""
     stream = rec.next_stream()
@@ -80,6 +95,7 @@ def _default(dtype: torch.dtype | None) -> torch.dtype:
 @decomposed(aten.uniform_)
 def uniform_(rec: Recorder, x: Tensor, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
+    _demand(low <= high, f"uniform_ expects to return a [from, to) range, but found from={low:g} > to={high:g}")
     draws = uniform(rec, x.shape, x.dtype, x.device)
     return x.copy_(draws if (low, high) == (0.0, 1.0) else draws * (high - low) + low)
 
@@ -87,6 +103,7 @@ def uniform_(rec: Recorder, x: Tensor, low: float = 0.0, high: float = 1.0, gene
 @decomposed(aten.normal_)
 def normal_(rec: Recorder, x: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
+    _demand(std >= 0, f"normal expects std >= 0.0, but found std {std:g}")
     draws = normal(rec, x.shape, x.dtype, x.device)
     return x.copy_(draws if (mean, std) == (0.0, 1.0) else draws * std + mean)
 
@@ -94,24 +111,28 @@ def normal_(rec: Recorder, x: Tensor, mean: float = 0.0, std: float = 1.0, gener
 @decomposed(aten.bernoulli_.float)
 def bernoulli_(rec: Recorder, x: Tensor, p: float = 0.5, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
+    _demand(0 <= p <= 1, f"bernoulli_ expects p to be in [0, 1], but got p={p:g}")
     return x.copy_((uniform(rec, x.shape, torch.float32, x.device) < p).to(x.dtype))
 
 
 @decomposed(aten.bernoulli_.Tensor)
 def bernoulli_tensor_(rec: Recorder, x: Tensor, p: Tensor, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
+    _demand_probabilities(p)
     return x.copy_((uniform(rec, x.shape, torch.float32, x.device) < p).to(x.dtype))
 
 
 @decomposed(aten.bernoulli.default)
 def bernoulli(rec: Recorder, p: Tensor, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
+    _demand_probabilities(p)
     return (uniform(rec, p.shape, torch.float32, p.device) < p).to(p.dtype)
 
 
 @decomposed(aten.bernoulli.p)
 def bernoulli_p(rec: Recorder, x: Tensor, p: float, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
+    _demand(0 <= p <= 1, f"bernoulli_ expects p to be in [0, 1], but got p={p:g}")
     return (uniform(rec, x.shape, torch.float32, x.device) < p).to(x.dtype)
 
 
@@ -126,18 +147,21 @@ def native_dropout(rec: Recorder, x: Tensor, p: float, train: bool | None = True
 @decomposed(aten.exponential_)
 def exponential_(rec: Recorder, x: Tensor, lambd: float = 1.0, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
+    _demand(lambd > 0, f"exponential_ expects lambda > 0.0, but found lambda={lambd:g}")
     return x.copy_(exponential(rec, x.shape, x.dtype, lambd, x.device))
 
 
 @decomposed(aten.log_normal_)
 def log_normal_(rec: Recorder, x: Tensor, mean: float = 1.0, std: float = 2.0, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
+    _demand(std > 0, f"log_normal_ expects std > 0.0, but found std={std:g}")
     return x.copy_(torch.exp(normal(rec, x.shape, torch.float32, x.device) * std + mean).to(x.dtype))
 
 
 @decomposed(aten.cauchy_)
 def cauchy_(rec: Recorder, x: Tensor, median: float = 0.0, sigma: float = 1.0, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
+    _demand(sigma > 0, f"cauchy_ expects sigma > 0.0, but found sigma={sigma:g}")
     draws = uniform(rec, x.shape, torch.float32, x.device) + 2.0**-25
     return x.copy_((median + sigma * torch.tan(math.pi * (draws - 0.5))).to(x.dtype))
 
@@ -145,8 +169,9 @@ def cauchy_(rec: Recorder, x: Tensor, median: float = 0.0, sigma: float = 1.0, g
 @decomposed(aten.geometric_)
 def geometric_(rec: Recorder, x: Tensor, p: float, generator: Any = None) -> Tensor:
     _refuse_generator(rec, generator)
+    _demand(0 < p < 1, f"geometric_ expects p to be in (0, 1), but got p={p:g}")
     draws = exponential(rec, x.shape, torch.float32, 1.0, x.device)
-    return x.copy_(torch.ceil(draws / -math.log1p(-p)).clamp_min(1.0).to(x.dtype) if p < 1.0 else torch.ones_like(x))
+    return x.copy_(torch.ceil(draws / -math.log1p(-p)).clamp_min(1.0).to(x.dtype))
 
 
 @decomposed(aten.random_.default)
@@ -237,6 +262,10 @@ def normal_of(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     mean, std = bound.get("mean", 0.0), bound.get("std", 1.0)
     tensors = [t for t in (mean, std) if isinstance(t, Tensor)]
     with torch._C._AutoDispatchBelowAutograd(), rec:
+        if isinstance(std, Tensor):
+            _demand_all(std >= 0, "normal expects all elements of std >= 0.0")
+        else:
+            _demand(std >= 0, f"normal expects std >= 0.0, but found std {std:g}")
         if tensors:
             shape = torch.broadcast_shapes(*(t.shape for t in tensors))
             return normal(rec, shape, tensors[0].dtype, tensors[0].device) * std + mean
@@ -249,6 +278,8 @@ def multinomial(rec: Recorder, p: Tensor, count: int, replacement: bool = False,
     _refuse_generator(rec, generator)
     if not replacement and count > p.shape[-1]:
         raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+    _demand_all((p >= 0) & (p < math.inf), "probability tensor contains either `inf`, `nan` or element < 0")
+    _demand_all(p.sum(-1) > 0, "invalid multinomial distribution (sum of probabilities <= 0)")
     if replacement and count > 1:
         steps = p.float().cumsum(-1)
         draws = uniform(rec, [*p.shape[:-1], count], torch.float32, p.device) * steps[..., -1:]

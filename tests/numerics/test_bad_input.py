@@ -138,3 +138,32 @@ def test_a_tensor_without_strides_is_refused_by_name(make, monkeypatch, tmp_path
     monkeypatch.setenv("NOVA_CACHE", str(tmp_path))  # a key for the disk is made of strides too
     with pytest.raises(UnsupportedError, match="cannot be an input of the step"):
         nova.jit(lambda x: x * 2)(make())
+
+
+PARAMETERS = {
+    "bernoulli_": (lambda v: torch.zeros(4).bernoulli_(v), 0.5, -1.0),
+    "uniform_": (lambda v: torch.zeros(4).uniform_(2.0, 2.0 + v), 0.5, -1.0),
+    "normal_": (lambda v: torch.zeros(4).normal_(0.0, v), 0.5, -1.0),
+    "normal": (lambda v: torch.normal(0.0, v, (4,)), 0.5, -1.0),
+    "exponential_": (lambda v: torch.zeros(4).exponential_(v), 0.5, -1.0),
+    "log_normal_": (lambda v: torch.zeros(4).log_normal_(1.0, v), 0.5, -1.0),
+    "cauchy_": (lambda v: torch.zeros(4).cauchy_(0.0, v), 0.5, -1.0),
+    "geometric_": (lambda v: torch.zeros(4).geometric_(v), 0.5, 3.0),
+    "bernoulli of a tensor": (torch.bernoulli, torch.full((3,), 0.5), torch.full((3,), 2.0)),
+    "bernoulli_ of a tensor": (lambda p: torch.zeros(3).bernoulli_(p), torch.ones(3), -torch.ones(3)),
+    "normal of a tensor": (lambda p: torch.normal(torch.zeros(3), p), torch.ones(3), -torch.ones(3)),
+    "multinomial": (lambda p: torch.multinomial(p, 1), torch.ones(3), torch.tensor([1.0, -1.0, 2.0])),
+    "multinomial of nothing": (lambda p: torch.multinomial(p, 1), torch.ones(3), torch.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_distribution_without_meaning_is_eagers_error(name):
+    function, good, bad = PARAMETERS[name]
+    step = nova.jit(lambda v: function(v) + 0)
+    step(good), step(good)
+    with pytest.raises(RuntimeError) as eager:
+        function(bad)
+    with pytest.raises(RuntimeError) as found:
+        step(bad)
+    assert str(found.value).splitlines()[0] in str(eager.value)
