@@ -17,6 +17,7 @@ import torch
 from nova.capture.sources import is_user_file
 from nova.errors import SourceLine
 
+_PASSED_THROUGH = ("/overrides.py", "/_python_dispatch.py", "/_tensor.py", "/_contextlib.py", "/_ops.py")
 _current_node = torch._C._current_autograd_node
 _sequence = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
@@ -74,6 +75,16 @@ class Lines:
                 return line
             frame = frame.f_back
         return SourceLine()
+
+    def library_function(self) -> str:
+        """Which function of a library the user's line is in, "f of torch/optim/x.py"; "" if it is in none."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not self._is_user(frame.f_code):
+            file = frame.f_code.co_filename.replace("\\", "/")
+            if "/torch/" in file and not file.endswith(_PASSED_THROUGH):
+                return f"{frame.f_code.co_name} of torch/{file.rpartition('/torch/')[2]}"
+            frame = frame.f_back
+        return ""
 
     def in_formula(self) -> bool:
         """Whether one of PyTorch's own derivative formulas is running."""

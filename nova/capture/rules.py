@@ -564,9 +564,11 @@ def resize_(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def read_value(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args and all(isinstance(a, Tensor) and _is_constant(rec.values.node(a)) for a in args):
         return func(*args, **kwargs)
+    inside = rec.lines.library_function()
+    how = f"in {inside}" if inside else ".item(), float(), bool(), an `if` on a tensor, print"
     raise CaptureError(
-        "the step reads a tensor's value (.item(), float(), bool(), an `if` on a tensor, print): a compiled step "
-        "cannot wait for it; return the tensor and read it outside, or use torch.where",
+        f"the step reads a tensor's value ({how}): a compiled step cannot wait for it; return the tensor and read it "
+        "outside, or use torch.where",
         rec.lines.here(),
     )
 

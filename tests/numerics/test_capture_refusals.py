@@ -252,3 +252,11 @@ def test_constants_may_be_read():
 def test_returning_an_unknown_object_is_refused():
     with pytest.raises(CaptureError, match="returns"):
         record(lambda x: iter([x]), (torch.ones(2),), {})
+
+
+@pytest.mark.parametrize(("read", "name"), [
+    (clip, "clip_grads_with_norm_|clip_grad_norm_|_get_total_norm"), (lambda t: t.item(), r"\.item\(\)"),
+], ids=["PyTorch's", "one's own"])  # fmt: skip
+def test_a_refusal_names_the_function_that_read(read, name):
+    with pytest.raises(CaptureError, match=rf"reads a tensor's value \(.*({name}).*\).*\n.*line \d+"):
+        record(lambda t: read(t * 2), (torch.ones(()),), {})
