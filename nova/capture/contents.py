@@ -24,7 +24,8 @@ LARGE_BYTES = 1 << 20
 _NUMBERS = (decimal.Decimal, fractions.Fraction, datetime.date, datetime.time, datetime.timedelta)
 _SIMPLE: type = ctypes.c_int.__mro__[1]  # the base of ctypes' numbers
 _BUFFERS = (bytearray, array.array, memoryview)
-CONTENTS = (np.ndarray, np.generic, *_NUMBERS, *_BUFFERS, _SIMPLE)
+_MEMORY = (ctypes.Structure, ctypes.Union, ctypes.Array)
+CONTENTS = (np.ndarray, np.generic, *_NUMBERS, *_BUFFERS, *_MEMORY, _SIMPLE)
 
 _CONTAINERS = (list, tuple, dict, collections.deque)  # of plain values, where they are many
 
@@ -43,6 +44,8 @@ def content(obj: Any) -> Content:
     if isinstance(obj, (np.ndarray, np.generic)):
         kind, shape = str(obj.dtype), str(obj.shape)
         data = repr(obj.tolist()).encode() if obj.dtype.hasobject else obj.tobytes()
+    elif isinstance(obj, _MEMORY):
+        data = bytes(obj)
     elif isinstance(obj, _BUFFERS):
         kind, data = getattr(obj, "typecode", getattr(obj, "format", "")), bytes(obj)
     else:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import sys
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -42,10 +43,12 @@ from nova.capture.guards import (
     Node,
     follow_own,
     gradient_hooks,
+    same_entries,
     same_literal,
 )
 from nova.capture.signature import InputSpec, Signature, Source
-from nova.capture.sources import MODULE_TABLES, Roots, Step
+from nova.capture.sources import MODULE_TABLES, Roots, Step, slot_names
+from nova.capture.wrappers import MISSING, inside, label
 
 _OPERATORS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "value": "=="}
 INLINE = 64  # a container with more entries is watched, not unrolled into code
@@ -176,6 +179,9 @@ class Binding:
             case ("content", was):
                 self.space["content"] = same_content
                 self._emit(f"if not content({expression}, {self._constant(was)}): return None")
+            case ("entries", was):
+                self.space["same_entries"] = same_entries
+                self._emit(f"if not same_entries({expression}, {self._constant(was)}): return None")
             case ("same", value):
                 self._emit(f"if {expression} is not {self._constant(value)}: return None")
 
@@ -214,8 +220,12 @@ class Binding:
         self.variables[index] = variable
         self._emit(f"{variable} = {expression}")
         self._emit(f"if type({variable}) is not {self._constant(type(obj))}: return None")
-        if node.kind in ("list", "tuple", "dict"):
+        if node.kind in ("list", "tuple"):
             self._emit(f"if len({variable}) != {len(obj)}: return None")
+        elif node.kind == "dict":  # in the same order
+            self._emit(f"if [*{variable}] != {self._constant(node.keys)}: return None")
+        elif node.kind == "wrapper":
+            self._inside(index, variable)
         self._slots_of(index, variable)
 
     def _weakly(self, index: int, obj: Any) -> str:
@@ -238,7 +248,7 @@ class Binding:
 
     def _tensor_children(self, index: int, variable: str) -> None:
         for step, want in self.guards.nodes[index].slots.items():
-            if step[0] == "hook":  # the same, or `hooked` would have said so
+            if step[0] in ("hook", "class"):  # the same, or `hooked` would have said so
                 self._beneath(index, step, want)
             elif want[0] == "missing":
                 self._emit(f"if {step[1]!r} in {variable}.__dict__: return None")
@@ -251,31 +261,35 @@ class Binding:
             return isinstance(node.keys, int) and node.keys <= INLINE
         if node.kind == "dict":
             return isinstance(node.keys, list) and len(node.keys) <= INLINE and all(type(k) in (str, int) for k in obj)
-        return node.kind in ("tensor", "object", "method", "partial")
+        return node.kind in ("tensor", "object", "method", "partial", "wrapper")
 
     def _slots_of(self, index: int, variable: str) -> None:
         """Reads the slots of an unrolled object."""
         node, obj = self.guards.nodes[index], self.objs[index]
-        table = getattr(obj, "__dict__", None) if node.kind == "object" else None
+        table = getattr(obj, "__dict__", None) if node.kind not in ("method", "partial", "wrapper") else None
         if table is not None and any(step[0] == "attr" for step in node.slots):
             self._emit(f"d{index} = {variable}.__dict__")
         for step, want in node.slots.items():
             kind, key = step
-            if kind == "class":
-                if want[0] == "node":
-                    self._emit_constant_node(want[1])
+            if kind in ("class", "key"):
+                self._beneath(index, step, want)
                 continue
             if kind == "attr" and table is not None and (key in table or want[0] == "missing"):
                 expression = f"d{index}[{key!r}]"
             elif kind == "items":
                 expression = variable
+            elif kind == "inside":
+                expression = f"i{index}[{key}]"
+                if want[0] == "missing":
+                    self._emit(f"if {expression} is not {self._constant(MISSING)}: return None")
+                    continue
             elif kind == "attr":
                 expression = f"{variable}.{key}"
             else:
                 expression = f"{variable}[{key!r}]"
             if want[0] == "missing":
-                where = f"d{index}" if table is not None else f"{variable}"
-                test = f"{key!r} in {where}" if table is not None else f"hasattr({where}, {key!r})"
+                slot = table is None or key in slot_names(type(obj))
+                test = f"hasattr({variable}, {key!r})" if slot else f"{key!r} in d{index}"
                 self._emit(f"if {test}: return None")
                 continue
             self._slot(index, step, want, expression)
@@ -296,6 +310,8 @@ class Binding:
 
     def _beneath(self, parent: int, step: Step, want: Descriptor) -> None:
         """A slot of a watched object: the value is guaranteed, what lies beneath it is not."""
+        if step[0] == "class" and want[0] == "node":
+            self._emit(f"if type({self.variables[parent]}) is not {self._constant(self.objs[want[1]])}: return None")
         if want[0] == "node":
             node = self.guards.nodes[want[1]]
             if (node.parent, node.step) == (parent, step):
@@ -317,18 +333,30 @@ class Binding:
         for step, want in node.slots.items():
             if want[0] == "empty":
                 self._watch_dict(module.__dict__[step[1]], index)
-            self._beneath(index, step, want)
+            if step[0] == "forward":
+                self._slot(index, step, want, f"{self._constant(type(module))}.forward")
+            else:
+                self._beneath(index, step, want)
 
     def _constant_dict(self, index: int, node: Node, table: dict[Any, Any]) -> None:
         if isinstance(node.keys, int):
             self._emit(f"if len({self._constant(table)}) != {node.keys}: return None")
-        if node.slots or not isinstance(node.keys, int):
-            self._watch_dict(table, index)
+        if isinstance(table, OrderedDict) and len(table) > 1:  # its order is not that of the dictionary that it is
+            self._emit(f"if [*{self._constant(table)}] != {self._constant([*table])}: return None")
+        self._watch_dict(table, index)
         for step, want in node.slots.items():
-            if step[0] == "attr":
-                self._slot(index, step, want, f"{self._constant(table)}.{step[1]}")
-            else:
+            if step[0] != "attr":
                 self._beneath(index, step, want)
+        self._own_slots(index)
+
+    def _own_slots(self, index: int) -> None:
+        """Attributes of a container, which no watch compares."""
+        variable = self.variables[index]
+        for step, want in self.guards.nodes[index].slots.items():
+            if step[0] == "attr" and want[0] == "missing":
+                self._emit(f"if {step[1]!r} in {variable}.__dict__: return None")
+            elif step[0] == "attr":
+                self._slot(index, step, want, f"{variable}.{step[1]}")
 
     def _constant_group(self, index: int, node: Node, table: dict[Any, Any]) -> None:
         """A parameter group of an optimizer: its numbers change, so it is read entry by entry."""
@@ -354,15 +382,38 @@ class Binding:
         for step, want in node.slots.items():
             if want[0] == "num":
                 self._slot(index, step, want, f"{self._constant(items)}[{step[1]!r}]")
-            self._beneath(index, step, want)
+            if step[0] != "attr":
+                self._beneath(index, step, want)
+        self._own_slots(index)
 
     def _constant_set(self, index: int, node: Node, items: Any) -> None:
-        self._emit(f"if {self._constant(items)} != {self._constant(type(items)(items))}: return None")
+        self._emit(f"if {self._constant(items)} != {self._constant(set(items))}: return None")
+        if any(step[0] == "element" for step in node.slots):  # equal elements may be others
+            self._emit(f"e{index} = [*{self._constant(items)}]")
+        for step, want in node.slots.items():
+            if step[0] == "element":
+                self._slot(index, step, want, f"e{index}[{step[1]}]")
+            elif step[0] != "attr":
+                self._beneath(index, step, want)
+        self._own_slots(index)
 
     def _constant_object(self, index: int, node: Node, obj: Any) -> None:
         self._slots_of(index, self._constant(obj))
 
     _constant_method = _constant_partial = _constant_object
+
+    def _inside(self, index: int, variable: str) -> None:
+        """What a wrapper stands for: as many objects as before, of the same label."""
+        node = self.guards.nodes[index]
+        self.space.update(inside=inside, label=label)
+        self._emit(f"i{index} = inside({variable})")
+        self._emit(f"if len(i{index}) != {node.keys}: return None")
+        if node.code:
+            self._emit(f"if label({variable}) != {node.code!r}: return None")
+
+    def _constant_wrapper(self, index: int, node: Node, obj: Any) -> None:
+        self._inside(index, self._constant(obj))
+        self._slots_of(index, self._constant(obj))
 
     def _constant_optimizer(self, index: int, node: Node, optimizer: torch.optim.Optimizer) -> None:
         self._watch_dict(optimizer.__dict__, index)
@@ -384,8 +435,10 @@ class Binding:
                 case "closure":
                     cell = self._constant(cells[key])
                     if want[0] == "missing":
-                        continue
-                    self._slot(index, step, want, f"{cell}.cell_contents")
+                        self.space["inside"] = inside
+                        self._emit(f"if inside({cell})[0] is not {self._constant(MISSING)}: return None")
+                    else:
+                        self._slot(index, step, want, f"{cell}.cell_contents")
                 case "global":
                     table = self._constant(function.__globals__)
                     if want[0] == "missing":
@@ -396,12 +449,16 @@ class Binding:
                     self._slot(index, step, want, f"{defaults}[{key}]")
                 case "kwdefault":
                     self._slot(index, step, want, f"{name}.__kwdefaults__[{key!r}]")
+                case "attr" if key.startswith("__"):
+                    self._slot(index, step, want, f"{name}.{key}")
                 case "attr":
                     self._slot(index, step, want, f"{name}.__dict__[{key!r}]")
                 case _:
                     self._beneath(index, step, want)
 
     def _constant_class(self, index: int, node: Node, cls: type) -> None:
+        if node.keys is not None:
+            self._emit(f"if {self._constant(cls)}.__mro__ is not {self._constant(cls.__mro__)}: return None")
         for step, want in node.slots.items():
             kind, key = step
             if kind in ("static", "staticfunc", "fget"):
@@ -414,8 +471,12 @@ class Binding:
                 self._beneath(index, step, want)
 
     def _constant_pymodule(self, index: int, node: Node, module: types.ModuleType) -> None:
+        table = self._constant(module.__dict__)
         for step, want in node.slots.items():
-            self._slot(index, step, want, f"{self._constant(module.__dict__)}[{step[1]!r}]")
+            if want[0] == "missing":
+                self._emit(f"if {step[1]!r} in {table}: return None")
+            else:
+                self._slot(index, step, want, f"{table}[{step[1]!r}]")
 
     def _watch_dict(self, table: Any, owner: int) -> None:
         if isinstance(table, dict):

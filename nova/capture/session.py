@@ -22,14 +22,8 @@ import torch
 
 from nova.capture import python_state
 from nova.capture.environment import ENVIRONMENT_NAMES, environment, restore_environment
-from nova.capture.guards import (
-    GRAD_NONE,
-    GRAD_SET,
-    GuardSet,
-    Observed,
-    build_guards,
-    place,
-)
+from nova.capture.guard_builder import Observed, build_guards, place
+from nova.capture.guards import GRAD_NONE, GRAD_SET, GuardSet
 from nova.capture.python_state import MISSING, Change, Snapshot, Watch
 from nova.capture.replay import tree_classes
 from nova.capture.scalars import ScalarGuard, may_read_unasked
@@ -165,6 +159,7 @@ def _settled(
         before=policy.before,
         facts=list(recording.scalar_guards),
         asked=watch.asked,
+        listed=watch.listed,
         held={held.data_ptr() for held in recording.consts if isinstance(held, torch.Tensor)},
     )
     changed = {output.input for output in signature.outputs if output.kind == "state"}
