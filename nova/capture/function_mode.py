@@ -274,7 +274,9 @@ def _with_traced(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: d
                 return args[0].copy_(result)
             return result
     if name in _BINARY:
-        other = next((a for a in args if isinstance(a, Tensor)), None)
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        # the condition of `where` has no say in the type of its result
+        other = next((a for a in tensors if a.is_floating_point() or a.is_complex()), tensors[0] if tensors else None)
         if other is not None:
             args, kwargs = _alpha(args, kwargs)
             return func(*(operand(a, other) if isinstance(a, TracedFloat) else a for a in args), **_concrete(kwargs))
