@@ -593,13 +593,13 @@ def native_batch_norm(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: d
         rec.results(aten._native_batch_norm_legit_no_training.default, (*nodes, momentum, eps), {}, out)
         return out
     if mean is None:
-        nodes = rec.nodes((x, weight, bias))
+        nodes = _of_several(rec, rec.nodes((x, weight, bias)))
         out = func(*args)
         rec.results(aten._native_batch_norm_legit.no_stats, (*nodes, training, momentum, eps), {}, out)
         return out
     for statistic in (mean, var):
         rec.values.before_write(statistic)
-    nodes = rec.nodes((x, weight, bias, mean, var))
+    nodes = _of_several(rec, rec.nodes((x, weight, bias, mean, var)))
     out = func(*args)
     types = (*(rec.values.type_of(t) for t in out), rec.values.type_of(mean), rec.values.type_of(var))
     whole = rec.emit(aten._native_batch_norm_legit_functional.default, (*nodes, training, momentum, eps), types)
@@ -608,6 +608,13 @@ def native_batch_norm(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: d
     rec.values.write(mean, rec.item(whole, 3, types[3]))
     rec.values.write(var, rec.item(whole, 4, types[4]))
     return out
+
+
+def _of_several(rec: Recorder, nodes: Any) -> Any:
+    """A batch whose size depends on data may have a single row next time, which PyTorch's Python refuses."""
+    if not dynamic.dims(nodes[0]):
+        return nodes
+    return (rec.emit(torch.ops.nova.of_several.default, (nodes[0],), nodes[0].meta["type"]), *nodes[1:])
 
 
 @rule(aten.native_batch_norm_backward.default)
