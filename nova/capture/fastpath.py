@@ -47,7 +47,7 @@ from nova.capture.guards import (
     same_literal,
 )
 from nova.capture.signature import InputSpec, Signature, Source
-from nova.capture.sources import MODULE_TABLES, Roots, Step, slot_names
+from nova.capture.sources import MODULE_TABLES, Roots, Step, plain_value, slot_names
 from nova.capture.wrappers import MISSING, inside, label
 
 _OPERATORS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "value": "=="}
@@ -267,8 +267,11 @@ class Binding:
         """Reads the slots of an unrolled object."""
         node, obj = self.guards.nodes[index], self.objs[index]
         table = getattr(obj, "__dict__", None) if node.kind not in ("method", "partial", "wrapper") else None
-        if table is not None and any(step[0] == "attr" for step in node.slots):
+        listed = node.kind == "object" and node.keys is not None
+        if table is not None and (listed or any(step[0] == "attr" for step in node.slots)):
             self._emit(f"d{index} = {variable}.__dict__")
+        if listed:
+            self._emit(f"if [*d{index}] != {self._constant(node.keys)}: return None")
         for step, want in node.slots.items():
             kind, key = step
             if kind in ("class", "key"):
@@ -278,6 +281,8 @@ class Binding:
                 expression = f"d{index}[{key!r}]"
             elif kind == "items":
                 expression = variable
+            elif kind == "plain":
+                self.space["plain_value"], expression = plain_value, f"plain_value({variable})"
             elif kind == "inside":
                 expression = f"i{index}[{key}]"
                 if want[0] == "missing":

@@ -45,6 +45,7 @@ from nova.capture.sources import (
     is_user_file,
     is_user_function,
     kind_of,
+    plain_value,
 )
 from nova.capture.wrappers import inside, label
 
@@ -329,6 +330,10 @@ class Builder:
     def _fill_object(self, index: int, node: Node, obj: Any) -> None:
         for name, value in attribute_items(obj, self.reads.of(obj)):
             node.slots["attr", name] = self._describe(value, index, ("attr", name))
+        if plain_value(obj) is not obj:
+            node.slots["plain", ""] = ("lit", plain_value(obj))
+        if self.reads.lists(obj):
+            node.keys = [name for name in vars(obj) if self._before(obj, ("attr", name), None) is not _MISSING]
         self._fill_absent(index, node, obj)
         if is_user_class(type(obj)):
             node.slots["class", ""] = self._describe(type(obj), index, ("class", ""))
@@ -463,10 +468,10 @@ class Builder:
         if is_user_class(type(optimizer)):
             node.slots["class", ""] = self._describe(type(optimizer), index, ("class", ""))
         for name, value in attribute_items(optimizer, self.attributes.__contains__):
-            if value is not _MISSING and name not in ("state", "param_groups", "defaults"):
+            if value is not _MISSING and name not in ("state", "param_groups"):
                 node.slots.setdefault(("attr", name), self._describe(value, index, ("attr", name)))
         self._fill_absent(index, node, optimizer)
-        if not stepped:
+        if not stepped and "state" not in self.attributes:
             return
         for g, group in enumerate(optimizer.param_groups):
             for i, param in enumerate(group["params"]):

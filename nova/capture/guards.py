@@ -111,7 +111,7 @@ class Node:
     type: str = ""
     slots: dict[Step, Descriptor] = field(default_factory=dict)
     # dict: keys in order; list: length; module: keys of each table; call: (arg count, kwarg names); class: its bases;
-    # function that ran: how many default arguments
+    # function that ran: how many default arguments; object whose attributes were listed: their names
     keys: Any = None
     meta: TensorMeta | None = None
     code: str | None = None  # function: fingerprint of its code
@@ -280,6 +280,9 @@ class GuardSet:
             now = len(obj) if isinstance(node.keys, int) else sorted(map(repr, obj))
             if now != node.keys:
                 return differs("has other elements now")
+        elif node.kind == "object" and node.keys is not None:
+            if list(vars(obj)) != node.keys:
+                return differs(f"had attributes {_short(node.keys)}, now {_short(list(vars(obj)))}")
         elif node.kind == "wrapper":
             if len(inside(obj)) != node.keys:
                 return differs("holds other objects now")

@@ -27,7 +27,7 @@ from nova.capture.wrappers import CACHED, GETTERS, MISSING, inside
 
 # These read every attribute of something, or one by a name that is computed where nobody sees it.
 _WHOLE_READS = frozenset({
-    "vars", "asdict", "astuple", "__dict__", "locals", "attrgetter", "methodcaller", "__getattribute__",
+    "vars", "dir", "asdict", "astuple", "__dict__", "locals", "attrgetter", "methodcaller", "__getattribute__",
     "getattr_static",
 })  # fmt: skip
 _WHOLE = 1000  # an object with more attributes than this is guarded on those that are named
@@ -45,6 +45,7 @@ class Reads:
     def __init__(
         self, codes: Iterable[types.CodeType], asked: Iterable[tuple[type, str]] = (), objects: ObjectMap | None = None
     ):
+        self._library: dict[type, frozenset[str]] = {}
         found = [bytecode.names(code) for code in codes]
         self.constants = frozenset(c for code in codes for c in code.co_consts if isinstance(c, str))
         named = names_in_objects(objects, any(names.matches for names in found)) if objects is not None else set()
@@ -78,15 +79,28 @@ class Reads:
             return self.attributes.__contains__
         return (self.attributes | self._of_library(type(obj))).__contains__
 
+    def lists(self, obj: Any) -> bool:
+        """Whether the names of an object's attributes may have been read, all of them."""
+        table = getattr(obj, "__dict__", None)
+        return self.whole and isinstance(table, dict) and len(table) <= _WHOLE and declared_state(obj) is None
+
     def _of_library(self, cls: type) -> frozenset[str]:
         """What the methods that the user calls, by name or by an operator, read of a library's object."""
-        read: set[str] = set()
-        for base in cls.__mro__[:-1]:
-            for name, method in vars(base).items():
-                special = name.startswith("__") and name.endswith("__") and name not in _NOT_READS
-                if isinstance(method, types.FunctionType) and (special or name in self.attributes):
-                    read |= bytecode.names(method.__code__).attributes
-        return frozenset(read)
+        if cls not in self._library:
+            methods = {
+                name: method.__code__
+                for base in reversed(cls.__mro__[:-1])
+                for name, method in vars(base).items()
+                if isinstance(method, types.FunctionType) and name not in _NOT_READS
+            }
+            pending = [name for name in methods if name in self.attributes or name[:2] == name[-2:] == "__"]
+            read: set[str] = set()
+            for name in pending:  # a method may call others
+                found = bytecode.names(methods[name]).attributes - read
+                read |= found
+                pending += [called for called in found if called in methods and called not in pending]
+            self._library[cls] = frozenset(read)
+        return self._library[cls]
 
     def absent(self, obj: Any) -> Iterator[str]:
         """Names that were read or asked for, and that an object's own attributes do not hold."""

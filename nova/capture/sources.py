@@ -17,7 +17,7 @@ Steps of a path (kind, key):
     global a      f.__globals__[a]               static a    cls.__dict__[a]
     default i     f.__defaults__[i]              kwdefault a f.__kwdefaults__[a]
     class         type(obj)                      call a      obj.a()
-    forward       type(obj).forward
+    forward       type(obj).forward              plain       what an object of a class of numbers is worth
     hook n        the n-th hook on obj's gradient    items    obj itself, all of its entries
     inside n      what a wrapper stands for      element n   list(obj)[n], of a set
 """
@@ -145,10 +145,8 @@ def kind_of(obj: Any) -> str:
         return "builtin" if known == "wrapper" and cls is types.BuiltinFunctionType and not is_bound(obj) else known
     if isinstance(obj, torch.Tensor):
         return "tensor"
-    if isinstance(obj, enum.Enum) and is_user_class(cls):
-        return "object"
     if isinstance(obj, (*PLAIN, *TORCH_VALUES, enum.Enum)):
-        return "plain"
+        return "object" if is_user_class(cls) else "plain"
     if isinstance(obj, torch.nn.Module):
         return "module"
     if isinstance(obj, torch.optim.Optimizer):
@@ -198,6 +196,16 @@ _BASES: tuple[tuple[Any, str], ...] = (
     (types.ModuleType, "pymodule"),
     (weakref.ref, "weakref"),
 )
+
+
+_PLAIN_VALUE: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__, float: float.__float__, complex: complex.__pos__, str: str.__str__, bytes: bytes.__bytes__,
+}  # fmt: skip
+
+
+def plain_value(obj: Any) -> Any:
+    """What an object is worth whose class derives from a number or from text; the object itself, if none does."""
+    return next((value(obj) for base, value in _PLAIN_VALUE.items() if isinstance(obj, base)), obj)
 
 
 def is_plain(obj: Any) -> bool:
@@ -347,10 +355,16 @@ def _function_children(obj: types.FunctionType) -> Iterator[tuple[Step, Any]]:
         yield ("attr", name), value
 
 
+_ENUM_CACHES = ("_value2member_map_",)  # `A | B` of a flag makes a member when it is first asked for
+
+
 def _class_children(cls: type) -> Iterator[tuple[Step, Any]]:
     if not is_user_class(cls):
         return
+    caches = _ENUM_CACHES if issubclass(cls, enum.Enum) else ()
     for name, value in list(vars(cls).items()):
+        if name in caches:
+            continue
         if isinstance(value, (staticmethod, classmethod)):
             yield ("staticfunc", name), value.__func__
         elif isinstance(value, property):
@@ -459,6 +473,8 @@ def follow(obj: Any, step: Step) -> Any:
             return inside(obj)[key]
         case "element":
             return list(obj)[key]
+        case "plain":
+            return plain_value(obj)
         case "forward":
             return type(obj).forward
     raise ValueError(f"unknown step {kind!r} of a source")

@@ -8,6 +8,7 @@ import ctypes
 import enum
 import functools
 import operator
+import queue
 import threading
 import types
 import weakref
@@ -290,6 +291,47 @@ def method_of_an_enum():
 
     mode = Mode.FAST
     return lambda x: x * mode.scale(), setting(Mode, "scale", lambda self: 3.0)
+
+
+def _of_number(base, of_class):
+    def make():
+        class Number(base):
+            scale = 2.0
+
+        number = Number(1)
+        return lambda x: x * number.scale, setting(Number if of_class else number, "scale", 3.0)
+
+    return make
+
+
+for base in (int, float, str):
+    CASES[f"attribute of a kind of {base.__name__}"] = _of_number(base, False)
+    CASES[f"attribute of the class of a kind of {base.__name__}"] = _of_number(base, True)
+
+
+@case
+def value_of_a_kind_of_int():
+    class Number(int):
+        pass
+
+    thing = Thing(number=Number(2))
+    return lambda x: x * int(thing.number), setting(thing, "number", Number(3))
+
+
+@case
+def combined_flags():
+    class Mode(enum.Flag):
+        FAST = enum.auto()
+        WIDE = enum.auto()
+
+    thing = Thing(mode=Mode.FAST)
+    return lambda x: x * (3.0 if thing.mode & Mode.WIDE else 2.0), setting(thing, "mode", Mode.FAST | Mode.WIDE)
+
+
+@case
+def size_of_a_queue():
+    held = queue.Queue()
+    return lambda x: x * (held.qsize() + 1), lambda: held.put(1)
 
 
 @case

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import importlib
+import math
 import operator
 import sys
 import types
@@ -70,6 +71,21 @@ CASES |= {
 def dict_of_an_object():
     thing = Thing(scale=2.0)
     return lambda x: x * thing.__dict__[name_of("sca", "le")], setting(thing, "scale", 3.0)
+
+
+def _of_listing(count):
+    def make():
+        thing = Thing(scale=2.0)
+        return lambda x: x * count(thing), setting(thing, "shift", 3.0)
+
+    return make
+
+
+CASES |= {
+    "how many vars": _of_listing(lambda thing: len(vars(thing))),
+    "size of a dict": _of_listing(lambda thing: len(thing.__dict__)),
+    "dir": _of_listing(lambda thing: len(dir(thing))),
+}
 
 
 @case
@@ -335,6 +351,27 @@ def step_of_an_optimizer():
         return weight.detach().clone()
 
     return step, setting(optimizer, "step", lambda: None)
+
+
+@case
+def state_of_an_optimizer():
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    optimizer.state[weight]["scale"] = 2.0
+    return lambda x: x * optimizer.state[weight]["scale"], lambda: optimizer.state[weight].update(scale=3.0)
+
+
+@case
+def defaults_of_an_optimizer():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(4))], lr=0.1)
+    return lambda x: x * optimizer.defaults["lr"], lambda: optimizer.defaults.update(lr=0.5)
+
+
+@case
+def function_of_math():
+    before, change = math.comb, lambda: setattr(math, "comb", lambda n, k: 3.0)
+    change.undo = lambda: setattr(math, "comb", before)
+    return lambda x: x * math.comb(2, 1), change
 
 
 @case
