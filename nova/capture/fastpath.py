@@ -463,7 +463,8 @@ class Binding:
 
     def _constant_class(self, index: int, node: Node, cls: type) -> None:
         if node.keys is not None:
-            self._emit(f"if {self._constant(cls)}.__mro__ is not {self._constant(cls.__mro__)}: return None")
+            name, bases, size = self._constant(cls), self._constant(cls.__mro__), len(vars(cls))
+            self._emit(f"if {name}.__mro__ is not {bases} or len({name}.__dict__) != {size}: return None")
         for step, want in node.slots.items():
             kind, key = step
             if kind in ("static", "staticfunc", "fget"):

@@ -35,6 +35,8 @@ from nova.capture.sources import (
     Reached,
     Roots,
     Step,
+    children,
+    class_shape,
     closure_items,
     follow,
     globals_read,
@@ -386,7 +388,11 @@ class Builder:
         node.type = f"{cls.__module__}.{cls.__qualname__}"
         if not is_user_class(cls):
             return
-        node.keys = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
+        node.keys = class_shape(cls)
+        for step, value in children(cls):
+            # also where another path leads to the function: the class may come to have another one
+            if step[0] in ("static", "staticfunc", "fget") and getattr(value, "__code__", None) in self.codes:
+                node.slots[step] = self._describe(value, index, step)
         if is_user_class(type(cls)):
             node.slots["class", ""] = self._describe(type(cls), index, ("class", ""))
         for position, base in enumerate(cls.__mro__[1:-1], 1):

@@ -35,6 +35,8 @@ from nova.capture.sources import (
     MODULE_TABLES,
     Roots,
     Step,
+    class_attribute,
+    class_shape,
     extend,
     follow,
     is_plain,
@@ -110,7 +112,7 @@ class Node:
     step: Step
     type: str = ""
     slots: dict[Step, Descriptor] = field(default_factory=dict)
-    # dict: keys in order; list: length; module: keys of each table; call: (arg count, kwarg names); class: its bases;
+    # dict: keys in order; list: length; module: keys of each table; call: (arg count, kwarg names); class: its shape;
     # function that ran: how many default arguments; object whose attributes were listed: their names
     keys: Any = None
     meta: TensorMeta | None = None
@@ -287,8 +289,8 @@ class GuardSet:
             if len(inside(obj)) != node.keys:
                 return differs("holds other objects now")
         elif node.kind == "class" and node.keys is not None:
-            if [f"{base.__module__}.{base.__qualname__}" for base in obj.__mro__] != node.keys:
-                return differs("has other bases now")
+            if class_shape(obj) != node.keys:
+                return differs("has other bases or attributes now")
         elif node.kind == "module":
             for table, kind in MODULE_TABLES.items():
                 names = list(getattr(obj, table))
@@ -319,7 +321,7 @@ def follow_own(obj: Any, step: Step) -> Any:
 def _is_field(obj: Any, name: str) -> bool:
     """Whether an attribute that no table of the object holds is still its own: one that its class in C computes."""
     if isinstance(obj, torch.Tensor):
-        return hasattr(getattr(type(obj), name, None), "__get__")
+        return hasattr(class_attribute(type(obj), name), "__get__")
     return kind_of(obj) in ("method", "function", "partial") or name in LIBRARY_FIELDS.get(type(obj), ())
 
 

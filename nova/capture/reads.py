@@ -22,7 +22,15 @@ from typing import Any
 import torch
 
 from nova.capture import bytecode
-from nova.capture.sources import ObjectMap, children, declared_state, is_user_class, is_user_function, slot_names
+from nova.capture.sources import (
+    ObjectMap,
+    children,
+    class_attribute,
+    declared_state,
+    is_user_class,
+    is_user_function,
+    slot_names,
+)
 from nova.capture.wrappers import CACHED, GETTERS, MISSING, inside
 
 # These read every attribute of something, or one by a name that is computed where nobody sees it.
@@ -118,7 +126,7 @@ class Reads:
         names |= _METHODS_OF_LIBRARIES & self.attributes if isinstance(obj, torch.optim.Optimizer) else set()
         taken = {*table, *slot_names(type(obj))}
         for name in sorted(names):
-            if name not in taken and not hasattr(getattr(type(obj), name, None), "__set__"):
+            if name not in taken and not hasattr(class_attribute(type(obj), name), "__set__"):
                 yield name
 
     def absent_in_class(self, cls: type) -> Iterator[str]:

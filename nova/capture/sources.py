@@ -379,6 +379,16 @@ def _class_children(cls: type) -> Iterator[tuple[Step, Any]]:
         yield ("class", ""), type(cls)
 
 
+def class_shape(cls: type) -> list[Any]:
+    """The bases of a class and how many attributes it has: a special method that is added changes operators."""
+    return [*(f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__), len(vars(cls))]
+
+
+def class_attribute(cls: type, name: str) -> Any:
+    """An attribute of a class as it stands there: no descriptor is asked."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
 def _fields(*fields: str) -> Callable[[Any], Iterator[tuple[Step, Any]]]:
     return lambda obj: ((("attr", name), getattr(obj, name)) for name in fields)
 

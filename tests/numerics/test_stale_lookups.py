@@ -211,6 +211,91 @@ def another_module_getattr():
 
 
 @case
+def descriptor_that_needs_an_object():
+    class Scale:
+        def __get__(self, obj, cls):
+            return obj.held
+
+    class Config:
+        scale = Scale()
+
+    thing = Config()
+    thing.held = 2.0
+    return lambda x: x * thing.scale, setting(thing, "held", 3.0)
+
+
+def _two(self=None):
+    return 2.0
+
+
+def _three(self=None):
+    return 3.0
+
+
+def _of_alias(kind):
+    """The function in the class is reached by another path too."""
+
+    def make():
+        class Config:
+            scale = kind(_two)
+
+        thing = Config()
+        read = (lambda: thing.scale) if kind is property else (lambda: 1.0 * thing.scale())
+        return lambda x: x * (read() + 0 * _two()), lambda: setattr(Config, "scale", kind(_three))
+
+    return make
+
+
+CASES |= {
+    "method that is a global": _of_alias(lambda function: function),
+    "static method that is a global": _of_alias(staticmethod),
+    "class method that is a global": _of_alias(classmethod),
+    "property that is a global": _of_alias(property),
+}
+
+
+@case
+def forward_of_two_classes():
+    def forward(self, x):
+        return x * 2.0
+
+    class First(nn.Module):
+        pass
+
+    class Second(nn.Module):
+        pass
+
+    First.forward = Second.forward = forward
+    first, second = First(), Second()
+    return lambda x: first(x) + second(x), setting(Second, "forward", lambda self, x: x * 3.0)
+
+
+def _of_special_method(name, function, read):
+    def make():
+        class Config:
+            scale = 2.0
+
+        thing = Config()
+        return lambda x: x * read(thing, Config), setting(Config, name, function)
+
+    return make
+
+
+def _init(self):
+    self.scale = 3.0
+
+
+CASES |= {
+    "added __init__": _of_special_method("__init__", _init, lambda thing, cls: cls().scale),
+    "added __bool__": _of_special_method("__bool__", lambda self: False, lambda thing, cls: 2.0 if thing else 3.0),
+    "added __eq__": _of_special_method("__eq__", lambda self, b: True, lambda thing, cls: 3.0 if thing == 1 else 2.0),
+    "added property": _of_special_method(
+        "held", property(lambda self: 3.0), lambda thing, cls: getattr(thing, "held", 2.0)
+    ),
+}
+
+
+@case
 def descriptor():
     class Scale:
         def __init__(self, value):
