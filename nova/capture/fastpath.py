@@ -48,6 +48,7 @@ from nova.capture.guards import (
 )
 from nova.capture.signature import InputSpec, Signature, Source
 from nova.capture.sources import MODULE_TABLES, Roots, Step, plain_value, slot_names
+from nova.capture.views import flat_span, storage_id
 from nova.capture.wrappers import MISSING, inside, label
 
 _OPERATORS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "value": "=="}
@@ -403,7 +404,15 @@ class Binding:
         self._own_slots(index)
 
     def _constant_object(self, index: int, node: Node, obj: Any) -> None:
-        self._slots_of(index, self._constant(obj))
+        self._slots_of(index, self.variables[index])
+
+    def _constant_weakref(self, index: int, node: Node, reference: Any) -> None:
+        """The guards do not keep alive what a weak reference refers to: the step may ask whether it still lives."""
+        for step, want in node.slots.items():
+            found = self.guards.nodes[want[1]] if want[0] == "node" else None
+            if found is not None and found.kind == "object" and (found.parent, found.step) == (index, step):
+                self.weak.setdefault(want[1], weakref.ref(self.objs[want[1]], self._dropped))
+            self._beneath(index, step, want)
 
     _constant_method = _constant_partial = _constant_object
 
@@ -556,7 +565,7 @@ class Binding:
         self.space["inputs"] = self.inputs
         for position, name in self._moving:
             if position in self._flat:
-                self.space["span"] = span
+                self.space["span"] = flat_span
                 spec = self._flat[position]
                 self._emit(f"inputs[{position}] = span({name}, {spec.type.shape[0]}, {spec.span_offset})")
             else:
@@ -571,7 +580,7 @@ class Binding:
                 continue
             spec = self._flat.get(position)
             tensor = self.objs[index]
-            self.inputs[position] = span(tensor, spec.type.shape[0], spec.span_offset) if spec else tensor
+            self.inputs[position] = flat_span(tensor, spec.type.shape[0], spec.span_offset) if spec else tensor
 
     def _node_at(self, source: Source) -> int:
         found = self.locate(source)
@@ -775,15 +784,6 @@ class Binding:
 
 def _never(args: Any, kwargs: Any) -> None:
     return None
-
-
-def storage_id(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-def span(tensor: torch.Tensor, length: int, offset: int) -> torch.Tensor:
-    """The flat span of a tensor's storage that a `flat` input stands for."""
-    return tensor.detach().as_strided((length,), (1,), tensor.storage_offset() + offset)
 
 
 def _count_references(nodes: list[Node]) -> list[int]:

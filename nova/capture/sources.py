@@ -631,6 +631,11 @@ class ObjectMap:
         self._add(obj, None, ("root", ""), source)
         self._run()
 
+    def release(self) -> None:
+        """Lets go of everything: what only weak references are left to must not wait for a collection."""
+        self.reached.clear()
+        self.functions.clear()
+
     def get(self, obj: Any) -> Reached | None:
         found = self.reached.get(id(obj))
         return found if found is not None and found.obj is obj else None

@@ -342,6 +342,20 @@ def weak_proxy():
 
 
 @case
+def reference_to_what_is_gone():
+    KEPT.append(Thing(scale=2.0))
+    reference = weakref.ref(KEPT[-1])
+    return lambda x: x * (3.0 if reference() is None else reference().scale), lambda: KEPT.pop() and None
+
+
+@case
+def value_that_is_gone():
+    KEPT.append(Thing(scale=2.0))
+    table = weakref.WeakValueDictionary(a=KEPT[-1])
+    return lambda x: x * (table["a"].scale if "a" in table else 3.0), lambda: KEPT.pop() and None
+
+
+@case
 def weak_values():
     KEPT.append(Thing(scale=2.0))
     table = weakref.WeakValueDictionary(a=KEPT[-1])
