@@ -40,7 +40,7 @@ import torch
 from nova.capture.bytecode import OWN_MODULE, names
 from nova.capture.contents import CONTENTS
 from nova.capture.signature import Source
-from nova.capture.wrappers import MISSING, WRAPPERS, inside, is_bound
+from nova.capture.wrappers import MISSING, WRAPPERS, holds_objects, inside, is_bound
 
 T = TypeVar("T")
 NODE_LIMIT = 100_000
@@ -154,7 +154,7 @@ def kind_of(obj: Any) -> str:
     if isinstance(obj, type):
         return "class"
     if isinstance(obj, CONTENTS):
-        return "content"
+        return "wrapper" if holds_objects(obj) else "content"
     for base, kind in _BASES:
         if isinstance(obj, base):
             return kind

@@ -5,6 +5,7 @@
     MappingProxyType(table)              a view                 inside: table
     RATE = ContextVar("rate")            a variable             inside: its value in this context
     WeakMethod(model.loss)               a weak method          inside: its object, its function
+    np.array([cfg], dtype=object)        an array of objects    inside: cfg
     @lru_cache                           a cached function      inside: the function, the mutable results that it holds
 
 None of them has attributes that a guard could read; what the step learns from them is what is inside.
@@ -21,6 +22,8 @@ import types
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 MISSING = object()
 MOST_RESULTS = 64  # of a cached function that are looked at
@@ -45,12 +48,23 @@ def label(wrapper: Any) -> str:
     """What tells a wrapper from others of its type that hold the same."""
     if isinstance(wrapper, BOUND):
         return wrapper.__name__
+    if holds_objects(wrapper):
+        return str(wrapper.shape)
     return ",".join(_reduced(wrapper)[1]) if isinstance(wrapper, GETTERS) else ""
 
 
 def inside(wrapper: Any) -> tuple[Any, ...]:
     """What a wrapper stands for now."""
-    return _INSIDE[type(wrapper)](wrapper)
+    return _INSIDE.get(type(wrapper), _elements)(wrapper)
+
+
+def holds_objects(value: Any) -> bool:
+    """Whether a value is an array of Python objects: what it holds is not in its memory."""
+    return isinstance(value, np.ndarray) and value.dtype == object
+
+
+def _elements(array: Any) -> tuple[Any, ...]:
+    return tuple(array.ravel().tolist())
 
 
 def _reduced(getter: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -13,6 +13,7 @@ import threading
 import types
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from replay_case import interpreted
@@ -236,6 +237,18 @@ def class_of_a_named_tuple():
 def objects_in_a_set():
     things = {Thing(scale=2.0)}
     return lambda x: x * sum(thing.scale for thing in things), setting(next(iter(things)), "scale", 3.0)
+
+
+@case
+def objects_in_an_array():
+    things = np.array([Thing(scale=2.0), None], dtype=object)
+    return lambda x: x * things[0].scale, setting(things[0], "scale", 3.0)
+
+
+@case
+def another_object_in_an_array():
+    things = np.array([Thing(scale=2.0), None], dtype=object)
+    return lambda x: x * things[0].scale, lambda: things.__setitem__(0, Thing(scale=3.0))
 
 
 @case
