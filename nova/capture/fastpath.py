@@ -36,7 +36,7 @@ import torch
 
 from nova.capture import native
 from nova.capture.contents import same_content
-from nova.capture.environment import environment, global_hook_tables, matmul_precision, tf32_allowed
+from nova.capture.environment import fast_checks
 from nova.capture.guards import (
     Descriptor,
     GuardSet,
@@ -108,7 +108,8 @@ class Binding:
 
     def _generate(self) -> None:
         nodes = self.guards.nodes
-        self._environment()
+        on_gpu = any(node.meta is not None and node.meta.device.startswith("cuda") for node in nodes)
+        self.lines += fast_checks(self.guards.environment, self.space, on_gpu)
         count, names = nodes[0].keys
         self._emit(f"if len(args) != {count} or len(kwargs) != {len(names)}: return None")
         for step, want in nodes[0].slots.items():
@@ -130,31 +131,6 @@ class Binding:
         self.space["misses"] = _MISS
         exec(compile(self.text, "<nova guards>", "exec"), self.space)
         self.enter: Callable[..., Any] = self.space["enter"]
-
-    def _environment(self) -> None:
-        state = self.guards.environment
-        self.space.update(
-            grad=torch.is_grad_enabled, inference=torch.is_inference_mode_enabled, autocast=torch.is_autocast_enabled,
-            autocast_type=torch.get_autocast_dtype, default=torch.get_default_dtype, hooks=global_hook_tables(),
-            deterministic=torch._C._get_deterministic_algorithms, D=torch.get_default_dtype(),
-            matmul=torch._C._get_float32_matmul_precision if state[8] != "mixed" else matmul_precision,
-        )  # fmt: skip
-        self._emit(f"if grad() is not {state[0]} or inference() is not {state[1]}: return None")
-        self._emit(f"if deterministic() is not {state[7]}: return None")
-        self._emit(f"if autocast('cpu') is not {state[2]} or autocast('cuda') is not {state[4]}: return None")
-        for position, device in ((2, "cpu"), (4, "cuda")):
-            if state[position]:
-                kind = self._constant(torch.get_autocast_dtype(device))
-                self._emit(f"if autocast_type({device!r}) is not {kind}: return None")
-        self._emit(f"if default() is not D or matmul() != {state[8]!r}: return None")
-        if any(node.meta is not None and node.meta.device.startswith("cuda") for node in self.guards.nodes):
-            self.space["tf32"] = tf32_allowed
-            self._emit(f"if tf32() is not {state[10]}: return None")
-        if not state[9]:
-            self._emit("if any(hooks): return None")
-        else:
-            self.space["environment"], self.space["state"] = environment, state
-            self._emit("if environment() != state: return None")
 
     def _slot(self, parent: int, step: Step, want: Descriptor, expression: str) -> None:
         """Code that checks one slot whose value is `expression`."""
@@ -404,7 +380,15 @@ class Binding:
         self._own_slots(index)
 
     def _constant_object(self, index: int, node: Node, obj: Any) -> None:
-        self._slots_of(index, self.variables[index])
+        above = self.guards.nodes[node.parent]
+        if ("items", "") not in above.slots or slot_names(type(obj)) or index in self.weak:
+            return self._slots_of(index, self.variables[index])
+        self._watch_dict(obj.__dict__, index)  # one of thousands in a container: no code for each
+        for step, want in node.slots.items():
+            if step[0] == "class":
+                self._emit_constant_node(want[1])
+            else:
+                self._beneath(index, step, want)
 
     def _constant_weakref(self, index: int, node: Node, reference: Any) -> None:
         """The guards do not keep alive what a weak reference refers to: the step may ask whether it still lives."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import sys
 import types
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -52,6 +53,7 @@ from nova.capture.sources import (
 from nova.capture.wrappers import inside, label
 
 LARGE = 2000  # a container with more entries than this has no slot for each
+MOST_ENTRIES = 20_000  # of such a container that are looked into
 
 _MODULE_IRRELEVANT = frozenset({
     "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
@@ -108,7 +110,7 @@ class Builder:
         self.nodes: list[Node] = []
         self.objs: list[Any] = []
         self.index: dict[int, int] = {}
-        self._queue: list[int] = []
+        self._queue: deque[int] = deque()
 
     def build(self) -> GuardSet:
         roots = self.objects.roots
@@ -160,7 +162,7 @@ class Builder:
 
     def _drain(self) -> None:
         while self._queue:
-            index = self._queue.pop(0)
+            index = self._queue.popleft()
             fill = getattr(self, f"_fill_{self.nodes[index].kind}", None)
             if fill is not None:
                 fill(index, self.nodes[index], self.objs[index])
@@ -350,7 +352,7 @@ class Builder:
         keys = list(table)
         if len(keys) > LARGE:
             node.keys = len(keys)
-            self._fill_large(node, table)
+            self._fill_large(index, node, table)
             return
         node.keys = [key if is_plain(key) else _OPAQUE_KEY for key in keys]
         for position, (key, value) in enumerate(table.items()):
@@ -359,13 +361,16 @@ class Builder:
             if not is_plain(key):
                 node.slots["key", position] = self._describe(key, index, ("key", position))
 
-    def _fill_large(self, node: Node, items: Any) -> None:
-        """Too many entries for a slot each: plain ones are guarded together."""
+    def _fill_large(self, index: int, node: Node, items: Any) -> None:
+        """Too many entries for a slot each: plain ones are guarded together, the others by identity, objects within."""
         values = (*items, *items.values()) if isinstance(items, dict) else items
         if all(map(is_plain, values)):
             node.slots["items", ""] = ("content", content(items))
-        else:
-            node.slots["items", ""] = ("entries", tuple(values))
+            return
+        node.slots["items", ""] = ("entries", tuple(values))
+        found = list(items.items()) if isinstance(items, dict) else list(enumerate(items))
+        steps = [(("item", k) if type(k) in (str, int) else ("value", n), v) for n, (k, v) in enumerate(found)]
+        self._fill_slots(index, node, [slot for slot in steps[:MOST_ENTRIES] if kind_of(slot[1]) == "object"])
 
     def _fill_list(self, index: int, node: Node, items: Any) -> None:
         self._fill_attributes(index, node, items)
@@ -373,7 +378,7 @@ class Builder:
         if len(items) <= LARGE:
             self._fill_slots(index, node, [(("item", i), value) for i, value in enumerate(items)])
         else:
-            self._fill_large(node, items)
+            self._fill_large(index, node, items)
 
     _fill_tuple = _fill_list
 

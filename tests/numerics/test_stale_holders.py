@@ -18,6 +18,7 @@ import pytest
 import torch
 from replay_case import interpreted
 from stale_case import Cases, Thing, X, a_change_is_seen, setting
+from torch import nn
 
 from nova.errors import CaptureError
 
@@ -274,6 +275,25 @@ def context_variable_in_a_long_table():
 def objects_in_a_long_list():
     things = [Thing(scale=2.0) for _ in range(3000)]
     return lambda x: x * things[7].scale, lambda: things.__setitem__(7, Thing(scale=3.0))
+
+
+def _of_many(wrap, get):
+    def make():
+        things = [Thing(scale=2.0, other=[i]) for i in range(3000)]
+        held = wrap(things)
+        return lambda x: x * get(held).scale, setting(things[7], "scale", 3.0)
+
+    return make
+
+
+CASES |= {
+    "attribute in a long list": _of_many(list, lambda held: held[7]),
+    "attribute in a long tuple": _of_many(tuple, lambda held: held[7]),
+    "attribute in a long dict": _of_many(lambda things: {f"k{i}": t for i, t in enumerate(things)}, lambda d: d["k7"]),
+    "attribute in a long table of a module": _of_many(
+        lambda things: setattr(model := nn.Module(), "things", things) or model, lambda model: model.things[7]
+    ),
+}
 
 
 @case
