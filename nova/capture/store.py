@@ -25,7 +25,7 @@ from nova.capture.scalars import ScalarGuard
 from nova.capture.signature import InputSpec, OutputSpec, Signature, Source, TensorType
 from nova.capture.sources import MODULE_TABLES, ObjectMap, is_plain, is_user_class, is_user_function, kind_of
 
-VERSION = 2
+VERSION = 3
 
 
 class Unstorable(Exception):
@@ -168,7 +168,7 @@ def decode_signature(data: dict[str, Any]) -> Signature:
 
 _DESCRIBED = {
     "call", "builtin", "function", "method", "partial", "object", "dict", "group", "list", "tuple", "set", "class",
-    "pymodule", "module", "optimizer", "tensor", "weakref",
+    "pymodule", "module", "optimizer", "tensor", "weakref", "wrapper",
 }  # fmt: skip
 
 
