@@ -284,6 +284,7 @@ class Step:
                 capture.rollback()
                 raise
         capture.rollback = _nothing
+        objects.release()
         result, capture.result, capture.inputs = fresh_copies(capture.result), None, []
         if any(spec.type.device != "cpu" for spec in capture.signature.inputs):
             gc.collect()  # what the recorded run left in cycles holds memory of the device until a collection

@@ -10,6 +10,12 @@ the Python would have read must be guarded. The bytecode of a function names the
 
 Attribute names are also collected by themselves: an object that is reached through a local variable is
 guarded on every attribute whose name the code mentions.
+
+A table of names that is read with a constant is a read of that name; with anything else, of all names:
+
+    globals()["SCALE"]                          globals:    SCALE
+    sys.modules["config"].width                 imports:    config
+    globals()[name]                             open:       "globals"
 """
 
 from __future__ import annotations
@@ -25,6 +31,8 @@ _CELL = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
 _IMPORT = {"IMPORT_FROM"}
 _WRITE = {"STORE_GLOBAL", "DELETE_GLOBAL"}
+_NOISE = {"PRECALL", "CACHE", "NOP", "EXTENDED_ARG", "PUSH_NULL"}
+OWN_MODULE = "__name__"  # stands for the module of the code, in `imports`
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,8 @@ class CodeNames:
     written: frozenset[str]  # globals assigned or deleted
     imports: tuple[tuple[int, str], ...]  # what it imports when it runs: (level, name)
     subscripts: bool  # the code indexes something with a constant or a variable
+    open: frozenset[str] = frozenset()  # tables read by names that are computed: "globals", "modules"
+    matches: bool = False  # a `match` names a class, whose `__match_args__` name attributes
 
 
 @cache
@@ -47,22 +57,35 @@ def names(code: CodeType) -> CodeNames:
     written: set[str] = set()
     imports: dict[tuple[int, str], None] = {}
     constants: list[object] = [0, None]  # the last two: the level and the names of an import
-    subscripts = False
+    subscripts = matches = False
+    opened: set[str] = set()
     chain: tuple[str, ...] = ()
     kind = ""
-    for instruction in dis.get_instructions(code):
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _NOISE]
+    for position, instruction in enumerate(instructions):
         op, argument = instruction.opname, instruction.argval
         if op in _GLOBAL or op in _CELL:
             if chain:
                 roots[kind][chain] = None
             kind, chain = ("global" if op in _GLOBAL else "cell"), (argument,)
+            if argument == "globals":
+                key, stored = _key(instructions, position + 2)  # after the call
+                if key is None:
+                    opened.add("globals")
+                else:
+                    roots["global"][(key,)] = None
+                    written |= {key} if stored else set()
+            elif argument in _IMPORTERS:
+                _imported_name(_key(instructions, position + 1)[0], imports, opened)
             continue
         if op in _ATTRIBUTE:
+            key = _key(instructions, position + 1)[0] if argument == "__dict__" else None
+            argument = argument if key is None else key
             attributes.add(argument)
             if chain:
                 chain = (*chain, argument)
-            continue
-        if op in ("PRECALL", "CACHE", "NOP", "EXTENDED_ARG", "PUSH_NULL"):
+                if chain == ("sys", "modules") or argument == "import_module":
+                    _imported_name(_key(instructions, position + 1)[0], imports, opened)
             continue
         if chain:
             roots[kind][chain] = None
@@ -73,6 +96,10 @@ def names(code: CodeType) -> CodeNames:
             attributes.add(argument)
         elif op == "LOAD_CONST":
             constants = [constants[1], argument]
+        elif op == "MATCH_CLASS":
+            matches = True
+            if isinstance(constants[1], tuple):
+                attributes.update(name for name in constants[1] if isinstance(name, str))
         elif op == "IMPORT_NAME":
             imports[constants[0] if isinstance(constants[0], int) else 0, argument] = None
         elif op.startswith("BINARY_SUBSCR") or op == "BINARY_OP":
@@ -88,7 +115,8 @@ def names(code: CodeType) -> CodeNames:
             attributes |= inner.attributes
             written |= inner.written
             imports.update(dict.fromkeys(inner.imports))
-            subscripts = subscripts or inner.subscripts
+            opened |= inner.open
+            subscripts, matches = subscripts or inner.subscripts, matches or inner.matches
     return CodeNames(
         tuple(roots["global"]),
         tuple(roots["cell"]),
@@ -96,7 +124,37 @@ def names(code: CodeType) -> CodeNames:
         frozenset(written),
         tuple(imports),
         subscripts,
+        frozenset(opened),
+        matches,
     )
+
+
+_IMPORTERS = {"__import__", "import_module"}
+
+
+def _key(instructions: list[dis.Instruction], position: int) -> tuple[str | None, bool]:
+    """The constant with which a table is read at a position, or a function called, and whether it is written."""
+    found = instructions[position : position + 4]
+    if found and found[0].opname in _ATTRIBUTE and found[0].argval == "get":
+        del found[0]
+    if len(found) < 2:
+        return None, False
+    own = found[0].opname in _GLOBAL and found[0].argval == OWN_MODULE
+    if not own and not (found[0].opname == "LOAD_CONST" and isinstance(found[0].argval, str)):
+        return None, False
+    if found[1].opname == "LOAD_CONST" and len(found) > 2:  # the default of `get`
+        del found[1]
+    use = found[1].opname
+    if not use.startswith(("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR", "CALL")) and found[1].argrepr != "[]":
+        return None, False  # the constant is part of a larger expression
+    return (OWN_MODULE if own else found[0].argval), use.startswith(("STORE", "DELETE"))
+
+
+def _imported_name(key: str | None, imports: dict[tuple[int, str], None], opened: set[str]) -> None:
+    if key is None or key.startswith("."):
+        opened.add("modules")
+    else:
+        imports[0, key] = None
 
 
 @cache

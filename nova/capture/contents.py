@@ -74,14 +74,20 @@ def same_content(obj: Any, was: Content) -> bool:
 class Entries:
     """The entries of a container that are too many to be described, by identity. Holds weakly what allows it."""
 
-    def __init__(self, items: Iterable[Any]):
-        self._references = [_reference(item) for item in items]
+    def __init__(self, items: Collection[Any]):
+        self._references = [_reference(item) for item in _entries(items)]
 
     def are(self, items: Collection[Any]) -> bool:
         known = [reference() for reference in self._references]
         if isinstance(items, (set, frozenset)):
             return set(map(id, known)) == set(map(id, items))
-        return len(items) == len(known) and all(map(is_, items, known))
+        found = _entries(items)
+        return len(found) == len(known) and all(map(is_, found, known))
+
+
+def _entries(items: Collection[Any]) -> Collection[Any]:
+    """Of a dictionary its keys, and then its values."""
+    return (*items, *items.values()) if isinstance(items, dict) else items
 
 
 def _reference(obj: Any) -> Any:

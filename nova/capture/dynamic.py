@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from nova.capture import keep as _keep  # noqa: F401  (registers the operators)
 from nova.capture.signature import TensorType
 from nova.capture.views import aten, is_whole
 from nova.errors import UnsupportedError
@@ -136,7 +137,7 @@ _PLACED = {
 # operations that keep the sizes of their first operand
 _KEEPING = {
     aten._softmax.default, aten._log_softmax.default, aten._softmax_backward_data.default,
-    aten._log_softmax_backward_data.default,
+    aten._log_softmax_backward_data.default, torch.ops.nova.of_several.default,
 }  # fmt: skip
 # those, and whose derivatives, are the same for a size of one
 _PLAIN = {

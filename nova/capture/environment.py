@@ -109,3 +109,32 @@ ENVIRONMENT_NAMES = (
 
 def global_hook_tables() -> list[dict[Any, Any]]:
     return [getattr(sys.modules[module], name) for module, name in _HOOK_TABLES if module in sys.modules]
+
+
+def fast_checks(state: tuple[Any, ...], space: dict[str, Any], on_gpu: bool) -> list[str]:
+    """Python lines of the check of this state that runs on every call; what they name is put into `space`."""
+    space.update(
+        grad=torch.is_grad_enabled, inference=torch.is_inference_mode_enabled, autocast=torch.is_autocast_enabled,
+        autocast_type=torch.get_autocast_dtype, default=torch.get_default_dtype, hooks=global_hook_tables(),
+        deterministic=torch._C._get_deterministic_algorithms, D=torch.get_default_dtype(),
+        matmul=torch._C._get_float32_matmul_precision if state[8] != "mixed" else matmul_precision,
+    )  # fmt: skip
+    lines = [
+        f"if grad() is not {state[0]} or inference() is not {state[1]}: return None",
+        f"if deterministic() is not {state[7]}: return None",
+        f"if autocast('cpu') is not {state[2]} or autocast('cuda') is not {state[4]}: return None",
+    ]
+    for position, device in ((2, "cpu"), (4, "cuda")):
+        if state[position]:
+            space[f"autocast_{device}"] = torch.get_autocast_dtype(device)
+            lines.append(f"if autocast_type({device!r}) is not autocast_{device}: return None")
+    lines.append(f"if default() is not D or matmul() != {state[8]!r}: return None")
+    if on_gpu:
+        space["tf32"] = tf32_allowed
+        lines.append(f"if tf32() is not {state[10]}: return None")
+    if state[9]:
+        space["environment"], space["state"] = environment, state
+        lines.append("if environment() != state: return None")
+    else:
+        lines.append("if any(hooks): return None")
+    return lines

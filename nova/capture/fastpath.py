@@ -28,29 +28,34 @@ from __future__ import annotations
 import sys
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from operator import is_not
 from typing import Any
 
 import torch
 
 from nova.capture import native
 from nova.capture.contents import Entries, same_content
-from nova.capture.environment import environment, global_hook_tables, matmul_precision, tf32_allowed
+from nova.capture.environment import fast_checks
 from nova.capture.guards import (
     MUTABLE,
     Descriptor,
     GuardSet,
     Node,
+    count_references,
     follow_own,
-    gradient_hooks,
     same_literal,
 )
 from nova.capture.memory import ApartFrom, covers, distance, overlap, span_of
 from nova.capture.signature import InputSpec, Signature, Source
-from nova.capture.sources import MODULE_TABLES, Roots, Step, slot_names
+from nova.capture.sources import MODULE_TABLES, Roots, Step, plain_value, slot_names
+from nova.capture.tensor_meta import gradient_hooks, hooks_check
+from nova.capture.views import flat_span
+from nova.capture.wrappers import MISSING, inside, label
 
 _OPERATORS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "value": "=="}
-_ENTRIES = ("item", "value", "key", "items")  # of a container that is watched, or cannot change
+_ENTRIES = ("item", "value", "key", "items", "element")  # of a container that is watched, or cannot change
 INLINE = 64  # a container with more entries is watched, not unrolled into code
 _MISS = (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError)
 
@@ -70,7 +75,7 @@ class Binding:
         self.constants = list(constants)
         self.use_native = use_native
         self.node_of = {id(obj): index for index, obj in enumerate(objs)}
-        self.references = _count_references(guards.nodes)
+        self.references = count_references(guards.nodes)
         self.dicts: list[dict[Any, Any]] = []
         self.dict_owner: list[int] = []
         self.lists: list[list[Any]] = []
@@ -107,7 +112,8 @@ class Binding:
 
     def _generate(self) -> None:
         nodes = self.guards.nodes
-        self._environment()
+        on_gpu = any(node.meta is not None and node.meta.device.startswith("cuda") for node in nodes)
+        self.lines += fast_checks(self.guards.environment, self.space, on_gpu)
         count, names = nodes[0].keys
         self._emit(f"if len(args) != {count} or len(kwargs) != {len(names)}: return None")
         for step, want in nodes[0].slots.items():
@@ -122,6 +128,9 @@ class Binding:
         for text, index in self.aliases:
             self._emit(f"if {text} is not {self.variables[index]}: return None")
         self._identities()
+        if "crowd" in self.space:
+            self.space.update(is_not=is_not, classes=[*map(type, self.space["crowd"])])
+            self._emit("if any(map(is_not, map(type, crowd), classes)): return None")
         self._watch()
         self._live_tensors()
         self._scalars()
@@ -130,31 +139,6 @@ class Binding:
         self.space["misses"] = _MISS
         exec(compile(self.text, "<nova guards>", "exec"), self.space)
         self.enter: Callable[..., Any] = self.space["enter"]
-
-    def _environment(self) -> None:
-        state = self.guards.environment
-        self.space.update(
-            grad=torch.is_grad_enabled, inference=torch.is_inference_mode_enabled, autocast=torch.is_autocast_enabled,
-            autocast_type=torch.get_autocast_dtype, default=torch.get_default_dtype, hooks=global_hook_tables(),
-            deterministic=torch._C._get_deterministic_algorithms, D=torch.get_default_dtype(),
-            matmul=torch._C._get_float32_matmul_precision if state[8] != "mixed" else matmul_precision,
-        )  # fmt: skip
-        self._emit(f"if grad() is not {state[0]} or inference() is not {state[1]}: return None")
-        self._emit(f"if deterministic() is not {state[7]}: return None")
-        self._emit(f"if autocast('cpu') is not {state[2]} or autocast('cuda') is not {state[4]}: return None")
-        for position, device in ((2, "cpu"), (4, "cuda")):
-            if state[position]:
-                kind = self._constant(torch.get_autocast_dtype(device))
-                self._emit(f"if autocast_type({device!r}) is not {kind}: return None")
-        self._emit(f"if default() is not D or matmul() != {state[8]!r}: return None")
-        if any(node.meta is not None and node.meta.device.startswith("cuda") for node in self.guards.nodes):
-            self.space["tf32"] = tf32_allowed
-            self._emit(f"if tf32() is not {state[10]}: return None")
-        if not state[9]:
-            self._emit("if any(hooks): return None")
-        else:
-            self.space["environment"], self.space["state"] = environment, state
-            self._emit("if environment() != state: return None")
 
     def _identities(self) -> None:
         """Objects that come anew on every call are other ones than all others still: `a is b`, or `a in table`."""
@@ -192,6 +176,8 @@ class Binding:
             case ("content", was):
                 self.space["content"] = same_content
                 self._emit(f"if not content({expression}, {self._constant(was)}): return None")
+            case ("entries", was):
+                self._emit(f"if not {self._constant(was)}.are({expression}): return None")
             case ("same", value):
                 self._emit(f"if {expression} is not {self._constant(value)}: return None")
 
@@ -230,8 +216,12 @@ class Binding:
         self.variables[index] = variable
         self._emit(f"{variable} = {expression}")
         self._emit(f"if type({variable}) is not {self._constant(type(obj))}: return None")
-        if node.kind in ("list", "tuple", "dict"):
+        if node.kind in ("list", "tuple"):
             self._emit(f"if len({variable}) != {len(obj)}: return None")
+        elif node.kind == "dict":  # in the same order
+            self._emit(f"if [*{variable}] != {self._constant(node.keys)}: return None")
+        elif node.kind == "wrapper":
+            self._inside(index, variable)
         self._slots_of(index, variable)
 
     def _weakly(self, index: int, obj: Any) -> str:
@@ -254,7 +244,7 @@ class Binding:
 
     def _tensor_children(self, index: int, variable: str) -> None:
         for step, want in self.guards.nodes[index].slots.items():
-            if step[0] == "hook":  # the same, or `hooked` would have said so
+            if step[0] in ("hook", "class"):  # the same, or `hooked` would have said so
                 self._beneath(index, step, want)
             elif want[0] == "missing":
                 self._emit(f"if {step[1]!r} in {variable}.__dict__: return None")
@@ -267,31 +257,40 @@ class Binding:
             return isinstance(node.keys, int) and node.keys <= INLINE
         if node.kind == "dict":
             return isinstance(node.keys, list) and len(node.keys) <= INLINE and all(type(k) in (str, int) for k in obj)
-        return node.kind in ("tensor", "object", "method", "partial")
+        return node.kind in ("tensor", "object", "method", "partial", "wrapper")
 
     def _slots_of(self, index: int, variable: str) -> None:
         """Reads the slots of an unrolled object."""
         node, obj = self.guards.nodes[index], self.objs[index]
-        table = getattr(obj, "__dict__", None) if node.kind == "object" else None
-        if table is not None and any(step[0] == "attr" for step in node.slots):
+        table = getattr(obj, "__dict__", None) if node.kind not in ("method", "partial", "wrapper") else None
+        listed = node.kind == "object" and node.keys is not None
+        if table is not None and (listed or any(step[0] == "attr" for step in node.slots)):
             self._emit(f"d{index} = {variable}.__dict__")
+        if listed:
+            self._emit(f"if [*d{index}] != {self._constant(node.keys)}: return None")
         for step, want in node.slots.items():
             kind, key = step
-            if kind == "class":
-                if want[0] == "node":
-                    self._emit_constant_node(want[1])
+            if kind in ("class", "key"):
+                self._beneath(index, step, want)
                 continue
             if kind == "attr" and table is not None and (key in table or want[0] == "missing"):
                 expression = f"d{index}[{key!r}]"
             elif kind == "items":
                 expression = variable
+            elif kind == "plain":
+                self.space["plain_value"], expression = plain_value, f"plain_value({variable})"
+            elif kind == "inside":
+                expression = f"i{index}[{key}]"
+                if want[0] == "missing":
+                    self._emit(f"if {expression} is not {self._constant(MISSING)}: return None")
+                    continue
             elif kind == "attr":
                 expression = f"{variable}.{key}"
             else:
                 expression = f"{variable}[{key!r}]"
             if want[0] == "missing":
-                where = f"d{index}" if table is not None else f"{variable}"
-                test = f"{key!r} in {where}" if table is not None else f"hasattr({where}, {key!r})"
+                slot = table is None or key in slot_names(type(obj))
+                test = f"hasattr({variable}, {key!r})" if slot else f"{key!r} in d{index}"
                 self._emit(f"if {test}: return None")
                 continue
             self._slot(index, step, want, expression)
@@ -312,6 +311,8 @@ class Binding:
 
     def _beneath(self, parent: int, step: Step, want: Descriptor) -> None:
         """A slot of a watched object: the value is guaranteed, what lies beneath it is not."""
+        if step[0] == "class" and want[0] == "node":
+            self._emit(f"if type({self.variables[parent]}) is not {self._constant(self.objs[want[1]])}: return None")
         if want[0] == "node":
             node = self.guards.nodes[want[1]]
             if (node.parent, node.step) == (parent, step):
@@ -333,18 +334,30 @@ class Binding:
         for step, want in node.slots.items():
             if want[0] == "empty":
                 self._watch_dict(module.__dict__[step[1]], index)
-            self._beneath(index, step, want)
+            if step[0] == "forward":
+                self._slot(index, step, want, f"{self._constant(type(module))}.forward")
+            else:
+                self._beneath(index, step, want)
 
     def _constant_dict(self, index: int, node: Node, table: dict[Any, Any]) -> None:
         if isinstance(node.keys, int):
             self._emit(f"if len({self._constant(table)}) != {node.keys}: return None")
-        if node.slots or not isinstance(node.keys, int):
-            self._watch_dict(table, index)
+        if isinstance(table, OrderedDict) and len(table) > 1:  # its order is not that of the dictionary that it is
+            self._emit(f"if [*{self._constant(table)}] != {self._constant([*table])}: return None")
+        self._watch_dict(table, index)
         for step, want in node.slots.items():
-            if step[0] == "attr":
-                self._slot(index, step, want, f"{self._constant(table)}.{step[1]}")
-            else:
+            if step[0] != "attr":
                 self._beneath(index, step, want)
+        self._own_slots(index)
+
+    def _own_slots(self, index: int) -> None:
+        """Attributes of a container, which no watch compares."""
+        variable = self.variables[index]
+        for step, want in self.guards.nodes[index].slots.items():
+            if step[0] == "attr" and want[0] == "missing":
+                self._emit(f"if {step[1]!r} in {variable}.__dict__: return None")
+            elif step[0] == "attr":
+                self._slot(index, step, want, f"{variable}.{step[1]}")
 
     def _constant_group(self, index: int, node: Node, table: dict[Any, Any]) -> None:
         """A parameter group of an optimizer: its numbers change, so it is read entry by entry."""
@@ -369,33 +382,70 @@ class Binding:
             return self._slots_of(index, name)
         self._emit(f"if not {self._constant(Entries(items))}.are({name}): return None")
         for step, want in node.slots.items():
-            if step[0] == "attr":
-                self._slot(index, step, want, f"{name}.{step[1]}")
-            else:
+            if step[0] != "attr":
                 self._beneath(index, step, want)
+        self._own_slots(index)
 
     def _constant_tuple(self, index: int, node: Node, items: Any) -> None:
         for step, want in node.slots.items():
             if want[0] == "num":
                 self._slot(index, step, want, f"{self._constant(items)}[{step[1]!r}]")
-            self._beneath(index, step, want)
+            if step[0] != "attr":
+                self._beneath(index, step, want)
+        self._own_slots(index)
 
     def _constant_set(self, index: int, node: Node, items: Any) -> None:
-        self._emit(f"if {self._constant(items)} != {self._constant(type(items)(items))}: return None")
+        name, listed = self._constant(items), [*items]
+        if isinstance(node.keys, Entries):
+            self._emit(f"if not {self._constant(node.keys)}.are({name}): return None")
+        else:  # equal elements may be others
+            self.space["is_not"], known = is_not, self._constant(listed)
+            self._emit(f"if len({name}) != {len(listed)} or any(map(is_not, {name}, {known})): return None")
+        for step, want in node.slots.items():
+            if step[0] == "element" and want[0] == "content":
+                self._slot(index, step, want, self._constant(listed[step[1]]))
+            elif step[0] != "attr":
+                self._beneath(index, step, want)
+        self._own_slots(index)
 
     def _constant_object(self, index: int, node: Node, obj: Any) -> None:
         table = getattr(obj, "__dict__", None)
         crowded = len(self.guards.nodes[node.parent].slots) > INLINE
-        if not crowded or type(table) is not dict or slot_names(type(obj)):
-            return self._slots_of(index, self._constant(obj))
+        if not crowded or type(table) is not dict or slot_names(type(obj)) or index in self.weak:
+            return self._slots_of(index, self.variables[index])
         self._watch_dict(table, index)  # one of many: reading each from Python would take long
+        self.space.setdefault("crowd", []).append(obj)
         for step, want in node.slots.items():
-            self._beneath(index, step, want)
+            if step[0] != "class":
+                self._beneath(index, step, want)
+            elif want[0] == "node":
+                self._emit_constant_node(want[1])
 
     def _constant_method(self, index: int, node: Node, obj: Any) -> None:
         self._slots_of(index, self._constant(obj))
 
+    def _constant_weakref(self, index: int, node: Node, reference: Any) -> None:
+        """The guards do not keep alive what a weak reference refers to: the step may ask whether it still lives."""
+        for step, want in node.slots.items():
+            found = self.guards.nodes[want[1]] if want[0] == "node" else None
+            if found is not None and found.kind == "object" and (found.parent, found.step) == (index, step):
+                self.weak.setdefault(want[1], weakref.ref(self.objs[want[1]], self._dropped))
+            self._beneath(index, step, want)
+
     _constant_partial = _constant_method
+
+    def _inside(self, index: int, variable: str) -> None:
+        """What a wrapper stands for: as many objects as before, of the same label."""
+        node = self.guards.nodes[index]
+        self.space.update(inside=inside, label=label)
+        self._emit(f"i{index} = inside({variable})")
+        self._emit(f"if len(i{index}) != {node.keys}: return None")
+        if node.code:
+            self._emit(f"if label({variable}) != {node.code!r}: return None")
+
+    def _constant_wrapper(self, index: int, node: Node, obj: Any) -> None:
+        self._inside(index, self._constant(obj))
+        self._slots_of(index, self._constant(obj))
 
     def _constant_optimizer(self, index: int, node: Node, optimizer: torch.optim.Optimizer) -> None:
         self._watch_dict(optimizer.__dict__, index)
@@ -417,8 +467,10 @@ class Binding:
                 case "closure":
                     cell = self._constant(cells[key])
                     if want[0] == "missing":
-                        continue
-                    self._slot(index, step, want, f"{cell}.cell_contents")
+                        self.space["inside"] = inside
+                        self._emit(f"if inside({cell})[0] is not {self._constant(MISSING)}: return None")
+                    else:
+                        self._slot(index, step, want, f"{cell}.cell_contents")
                 case "global":
                     table = self._constant(function.__globals__)
                     if want[0] == "missing":
@@ -429,12 +481,17 @@ class Binding:
                     self._slot(index, step, want, f"{defaults}[{key}]")
                 case "kwdefault":
                     self._slot(index, step, want, f"{name}.__kwdefaults__[{key!r}]")
+                case "attr" if key.startswith("__"):
+                    self._slot(index, step, want, f"{name}.{key}")
                 case "attr":
                     self._slot(index, step, want, f"{name}.__dict__[{key!r}]")
                 case _:
                     self._beneath(index, step, want)
 
     def _constant_class(self, index: int, node: Node, cls: type) -> None:
+        if node.keys is not None:
+            name, bases, size = self._constant(cls), self._constant(cls.__mro__), len(vars(cls))
+            self._emit(f"if {name}.__mro__ is not {bases} or len({name}.__dict__) != {size}: return None")
         for step, want in node.slots.items():
             kind, key = step
             if kind in ("static", "staticfunc", "fget"):
@@ -447,8 +504,12 @@ class Binding:
                 self._beneath(index, step, want)
 
     def _constant_pymodule(self, index: int, node: Node, module: types.ModuleType) -> None:
+        table = self._constant(module.__dict__)
         for step, want in node.slots.items():
-            self._slot(index, step, want, f"{self._constant(module.__dict__)}[{step[1]!r}]")
+            if want[0] == "missing":
+                self._emit(f"if {step[1]!r} in {table}: return None")
+            else:
+                self._slot(index, step, want, f"{table}[{step[1]!r}]")
 
     def _watch_dict(self, table: Any, owner: int) -> None:
         if isinstance(table, dict):
@@ -471,17 +532,7 @@ class Binding:
         self.space["repair"] = self.repair
         hooks = [nodes[index].meta.hooks for index in self.stable]  # type: ignore[union-attr]
         trained = [position for position, tensor in enumerate(tensors) if tensor.requires_grad]
-        expected, stable = [(position, hooks[position]) for position in trained], self.watch.tensors
-
-        def hooked() -> bool:
-            for position, want in expected:
-                tensor = stable[position]
-                has = tensor._backward_hooks or tensor._post_accumulate_grad_hooks
-                if (has or want) and gradient_hooks(tensor) != want:
-                    return True
-            return False
-
-        self.space["hooked"] = hooked
+        self.space["hooked"] = hooks_check(self.watch.tensors, [(position, hooks[position]) for position in trained])
         self.lines.insert(0, "if hooked(): return None")
         # Must come first: code above reads `stable` only in expressions that follow this line.
         self.lines.insert(0, f"if {check} and not repair(): return None")
@@ -519,7 +570,7 @@ class Binding:
         self.space["inputs"] = self.inputs
         for position, name in self._moving:
             if position in self._flat:
-                self.space["span"] = span
+                self.space["span"] = flat_span
                 spec = self._flat[position]
                 self._emit(f"inputs[{position}] = span({name}, {spec.type.shape[0]}, {spec.span_offset})")
             else:
@@ -534,7 +585,7 @@ class Binding:
                 continue
             spec = self._flat.get(position)
             tensor = self.objs[index]
-            self.inputs[position] = span(tensor, spec.type.shape[0], spec.span_offset) if spec else tensor
+            self.inputs[position] = flat_span(tensor, spec.type.shape[0], spec.span_offset) if spec else tensor
 
     def _node_at(self, source: Source) -> int:
         found = self.locate(source)
@@ -739,17 +790,3 @@ class Binding:
 
 def _never(args: Any, kwargs: Any) -> None:
     return None
-
-
-def span(tensor: torch.Tensor, length: int, offset: int) -> torch.Tensor:
-    """The flat span of a tensor's storage that a `flat` input stands for."""
-    return tensor.detach().as_strided((length,), (1,), tensor.storage_offset() + offset)
-
-
-def _count_references(nodes: list[Node]) -> list[int]:
-    counts = [0] * len(nodes)
-    for node in nodes:
-        for want in node.slots.values():
-            if want[0] == "node":
-                counts[want[1]] += 1
-    return counts

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nova.capture import keep
+from nova.capture import keep, tensor_lists
 from nova.capture.scalars import TracedFloat
 from nova.errors import CaptureError
 
@@ -288,7 +288,9 @@ def _with_traced(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: d
                 return args[0].copy_(result)
             return result
     if name in _BINARY:
-        other = next((a for a in args if isinstance(a, Tensor)), None)
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        # the condition of `where` has no say in the type of its result
+        other = next((a for a in tensors if a.is_floating_point() or a.is_complex()), tensors[0] if tensors else None)
         if other is not None:
             args, kwargs = _alpha(args, kwargs)
             return func(*(operand(a, other) if isinstance(a, TracedFloat) else a for a in args), **_concrete(kwargs))
@@ -409,7 +411,7 @@ def _foreach(mode: FunctionMode, name: str, args: tuple[Any, ...], kwargs: dict[
     kwargs = {("value" if k == "scalar" else k): v for k, v in kwargs.items()}
     out = []
     with mode:
-        for i in range(len(args[0])):
+        for i in range(tensor_lists.count(dict(enumerate(args)) | kwargs)):
             one = [a[i] if isinstance(a, (list, tuple)) else a for a in args]
             kw = {k: v[i] if isinstance(v, (list, tuple)) else v for k, v in kwargs.items()}
             if single.rstrip("_") in ("addcmul", "addcdiv") and len(one) > 3:
@@ -418,4 +420,4 @@ def _foreach(mode: FunctionMode, name: str, args: tuple[Any, ...], kwargs: dict[
                 out.append(one[0] ** one[1])
                 continue
             out.append(function(*one, **kw))
-    return None if inplace else out
+    return None if inplace else tuple(out)

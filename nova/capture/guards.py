@@ -16,41 +16,35 @@ by one and says what differs; `fastpath.py` makes the check that runs on every c
 from __future__ import annotations
 
 import math
-import sys
-import types
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from nova.capture import bytecode
-from nova.capture.contents import Entries, address, content, is_large, same_content
+from nova.capture.contents import Entries, content, same_content
 from nova.capture.environment import ENVIRONMENT_NAMES, environment
 from nova.capture.memory import Group, Region, covers, distance, overlap, span_of
 from nova.capture.native import GRAD_ANY, GRAD_NONE, GRAD_SET
 from nova.capture.reads import MISSING as _MISSING
-from nova.capture.reads import Reads, attribute_items
 from nova.capture.scalars import ScalarGuard
 from nova.capture.signature import Source
 from nova.capture.sources import (
+    LIBRARY_FIELDS,
     MODULE_TABLES,
-    NODE_LIMIT,
-    ObjectMap,
-    Reached,
     Roots,
     Step,
+    class_attribute,
+    class_shape,
     extend,
     follow,
-    imported,
     is_plain,
-    is_user_class,
-    is_user_file,
     kind_of,
     slot_names,
 )
-from nova.capture.tensor_meta import TensorMeta, gradient_hooks
+from nova.capture.tensor_meta import TensorMeta
+from nova.capture.wrappers import inside, label
 
 # Descriptors of a slot: ("lit", value), ("node", index), ("num", type name), ("any",), ("missing",), ("empty",),
 # ("content", digest), ("same", object), ("entries", Entries)
@@ -59,12 +53,7 @@ Descriptor = tuple[Any, ...]
 GONE = "is gone"
 MUTABLE = ("tensor", "dict", "list", "module", "object", "optimizer")  # kinds of which no two nodes are one object
 LARGE = 2000  # a container of plain values with more entries than this has no slot for each
-
-_MODULE_IRRELEVANT = frozenset({
-    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
-    "_non_persistent_buffers_set", *MODULE_TABLES,
-})  # fmt: skip
-_OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_OPAQUE_KEY = "<object>"  # stands for a key that has no value to compare; a slot guards it
 
 
 def type_name(obj: Any) -> str:
@@ -80,7 +69,10 @@ class Node:
     step: Step
     type: str = ""
     slots: dict[Step, Descriptor] = field(default_factory=dict)
-    keys: Any = None  # dict: keys in order; list: length; module: keys of each table; call: (arg count, kwarg names)
+    # dict: keys in order; list, set of objects: length; set of plain values: these; module: keys of each table; call:
+    # (arg count, kwarg names); class: its shape; function that ran: how many default arguments; object whose
+    # attributes were listed: their names
+    keys: Any = None
     meta: TensorMeta | None = None
     code: str | None = None  # function: fingerprint of its code
 
@@ -99,418 +91,27 @@ class Mismatch:
         return f"{self.source}: {self.what}"
 
 
-@dataclass
-class Observed:
-    """What a recording saw; the guards are built from it."""
-
-    codes: set[types.CodeType] = field(default_factory=set)  # user code that ran
-    globals: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)  # of the code that ran
-    modules: list[torch.nn.Module] = field(default_factory=list)  # modules that were called
-    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)  # optimizers that stepped
-    numbers: set[tuple[int, Any]] = field(
-        default_factory=set
-    )  # runtime inputs: (id of what holds it, step), see `place`
-    unread: set[tuple[int, Any]] = field(default_factory=set)  # numbers and flags that need no guard
-    inputs: list[Source] = field(default_factory=list)  # tensors lifted to inputs
-    before: dict[tuple[int, Step], Any] = field(default_factory=dict)  # (id(obj), step) -> value before the step
-    grads: dict[int, int] = field(default_factory=dict)  # id(tensor) -> GRAD_*; absent: does not matter
-    facts: list[ScalarGuard] = field(default_factory=list)  # what Python learned about runtime numbers
-    aliases: list[Group] = field(default_factory=list)  # windows on one input
-    memory: list[Region] = field(default_factory=list)  # of every input
-    asked: set[tuple[type, str]] = field(default_factory=set)  # getattr and hasattr: type of the object, name
-    held: set[int] = field(default_factory=set)  # addresses of the memory that the capture reads by itself
-    rewritten: set[int] = field(default_factory=set)  # ids of arrays that tensors of the step wrote to
-    unsure: list[Source] = field(default_factory=list)  # those of them that Python may have read, before or after
-
-
-def place(roots: Roots, source: Source) -> tuple[int, Any]:
-    """Where a number is: a source is one of several paths to it, the place is one. Tuple items go with its holder."""
-    holder, step = roots.slot(source)
-    if isinstance(holder, tuple) and source.path:
-        above, at = roots.slot(Source(source.root, source.key, source.path[:-1]))
-        return id(above), (at, step)
-    return id(holder), step
-
-
-class Builder:
-    """Makes the nodes: from the call, through everything that can matter."""
-
-    def __init__(self, objects: ObjectMap, seen: Observed, before: tuple[Any, ...] | None = None):
-        self.objects, self.seen, self.before = objects, seen, before
-        self.reads = Reads(seen.codes, seen.asked)
-        self.attributes, self.constants = self.reads.attributes, self.reads.constants
-        self.called = {id(module) for module in seen.modules}
-        self.stepped = {id(optimizer) for optimizer in seen.optimizers}
-        self.nodes: list[Node] = []
-        self.objs: list[Any] = []
-        self.index: dict[int, int] = {}
-        self._queue: deque[int] = deque()
-
-    def build(self) -> GuardSet:
-        roots = self.objects.roots
-        self._node(roots, "call", -1, ("", ""))
-        self._drain()
-        for code in self.seen.codes:
-            for reached in self.objects.functions.get(code, ()):
-                self._ensure(reached)
-        for module in self.seen.modules:
-            if (found := self.objects.get(module)) is not None:
-                self._ensure(found)
-        for code, table in self.seen.globals.items():
-            if code not in self.objects.functions:
-                self._globals_of(code, table)
-            for name in imported(code, table):
-                self._slot(0, ("pymodule", name), sys.modules[name])
-        self._drain()
-        for source in self.seen.inputs:
-            if source.root != "const":
-                self._ensure_source(source)
-        self._drain()
-        before = environment() if self.before is None else self.before
-        return GuardSet(self.nodes, before, list(self.seen.facts), self.seen.aliases, self.seen.memory)
-
-    def _globals_of(self, code: types.CodeType, table: dict[str, Any]) -> None:
-        """Globals read by a function that was made while the step ran, or that is out of reach."""
-        function = self.objects.roots.function
-        if getattr(function, "__globals__", None) is table:
-            parent, kind = self.index[id(function)], "global"
-        else:
-            module = sys.modules.get(str(table.get("__name__")))
-            if module is None or module.__dict__ is not table:
-                return
-            self._slot(0, ("pymodule", module.__name__), module)
-            parent, kind = self.index[id(module)], "attr"
-        for name in {chain[0]: None for chain in bytecode.names(code).globals}:
-            if name in table:
-                self._slot(parent, (kind, name), table[name])
-
-    def _node(self, obj: Any, kind: str, parent: int, step: Step) -> int:
-        index = len(self.nodes)
-        self.nodes.append(Node(kind, parent, step, type_name(obj)))
-        self.objs.append(obj)
-        self.index[id(obj)] = index
-        self._queue.append(index)
-        return index
-
-    def _drain(self) -> None:
-        while self._queue:
-            index = self._queue.popleft()
-            fill = getattr(self, f"_fill_{self.nodes[index].kind}", None)
-            if fill is not None:
-                fill(index, self.nodes[index], self.objs[index])
-
-    def _ensure(self, reached: Reached) -> int:
-        """A node for an object, and slots for every step of the path to it."""
-        known = self.index.get(id(reached.obj))
-        if known is not None:
-            return known
-        if reached.parent is not None:
-            parent, step = self._ensure(reached.parent), reached.step
-        else:
-            parent, step = self._root(reached.source)
-        self._slot(parent, step, reached.obj)
-        return self.index[id(reached.obj)]
-
-    def _root(self, source: Source) -> tuple[int, Step]:
-        match source.root:
-            case "arg" | "kwarg":
-                return 0, (source.root, source.key)
-            case "closure" | "global":
-                return self.index[id(self.objects.roots.function)], (source.root, source.key)
-            case "pymodule":
-                return 0, ("pymodule", source.key)
-        return 0, ("function", "")
-
-    def _ensure_source(self, source: Source) -> None:
-        parent, step = self._root(source)
-        obj = self.objects.roots.root(source.root, source.key)
-        for following in (*source.path, None):
-            self._slot(parent, step, obj)
-            if following is None or id(obj) not in self.index:
-                return
-            parent, step = self.index[id(obj)], following
-            obj = self._before(obj, following, _MISSING)
-            if obj is _MISSING:
-                obj = follow(self.objs[parent], following)
-
-    def _slot(self, parent: int, step: Step, value: Any) -> None:
-        if step not in self.nodes[parent].slots or self.nodes[parent].slots[step][0] == "any":
-            self.nodes[parent].slots[step] = self._describe(value, parent, step)
-            self._drain()
-
-    def source(self, index: int, step: Step | None = None) -> Source:
-        return node_source(self.nodes, index, step)
-
-    def _describe(self, value: Any, parent: int, step: Step) -> Descriptor:
-        """What a slot must hold on a later call: what it held before this step changed it."""
-        value = self._before(self.objs[parent], step, value)
-        if value is _MISSING:
-            return ("missing",)
-        known = self.index.get(id(value))
-        if known is not None and self.objs[known] is value:
-            return ("node", known)
-        kind = kind_of(value)
-        if kind == "plain":
-            if type(value) in (float, int):
-                place = self._place(parent, step)
-                if place in self.seen.numbers:
-                    above = self.nodes[parent]
-                    grouped = "group" in (above.kind, self.nodes[above.parent].kind)
-                    return ("num", "number" if grouped else type(value).__name__)
-                if place in self.seen.unread:
-                    return ("any",)
-            return ("lit", value)
-        if (
-            kind == "tuple"
-            and type(value) in (tuple, torch.Size)
-            and is_plain(value)
-            and not self._has_numbers(value, parent, step)
-        ):
-            return ("lit", value)
-        if kind == "content":
-            crowded = self.nodes[parent].kind in _CONTAINERS and len(self.objs[parent]) > LARGE
-            shared = crowded or is_large(value) or address(value) in self.seen.held
-            if id(value) in self.seen.rewritten:
-                self.seen.unsure.append(self.source(parent, step))
-            return ("same", value) if shared else ("content", content(value))
-        if kind == "opaque":
-            return ("same", value)
-        return ("node", self._node(value, kind, parent, step))
-
-    def _place(self, parent: int, step: Step) -> tuple[int, Any]:
-        """Where a number is. A tuple is replaced as a whole, so its items are named through what holds it."""
-        node = self.nodes[parent]
-        if node.kind == "tuple" and node.parent >= 0:
-            return id(self.objs[node.parent]), (node.step, step)
-        return id(self.objs[parent]), step
-
-    def _has_numbers(self, value: tuple[Any, ...], parent: int, step: Step) -> bool:
-        free = self.seen.numbers | self.seen.unread
-        holder = id(self.objs[parent])
-        return any((holder, (step, ("item", i))) in free for i, item in enumerate(value) if type(item) in (float, int))
-
-    def _fill_slots(self, index: int, node: Node, items: Iterable[tuple[Step, Any]]) -> None:
-        for step, value in items:
-            if step not in node.slots:
-                node.slots[step] = self._describe(value, index, step)
-
-    def _before(self, obj: Any, step: Step, value: Any) -> Any:
-        return self.seen.before.get((id(obj), step), value)
-
-    # ---- one method a kind
-
-    def _fill_call(self, index: int, node: Node, roots: Roots) -> None:
-        node.keys = (len(roots.args), tuple(roots.kwargs))
-        items: list[tuple[Step, Any]] = [(("arg", i), value) for i, value in enumerate(roots.args)]
-        items += [(("kwarg", name), value) for name, value in roots.kwargs.items()]
-        self._fill_slots(index, node, [*items, (("function", ""), roots.function)])
-
-    def _fill_function(self, index: int, node: Node, function: types.FunctionType) -> None:
-        code = function.__code__
-        node.code = bytecode.fingerprint(code)
-        self._fill_attributes(index, node, function)
-        if code not in self.seen.codes and function is not self.objects.roots.function:
-            return
-        names = bytecode.names(code)
-        items: list[tuple[Step, Any]] = []
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                items.append((("closure", name), cell.cell_contents))
-            except ValueError:
-                node.slots["closure", name] = ("missing",)
-        items += [(("default", i), value) for i, value in enumerate(function.__defaults__ or ())]
-        items += [(("kwdefault", name), value) for name, value in (function.__kwdefaults__ or {}).items()]
-        for name in {chain[0]: None for chain in names.globals}:
-            if name in function.__globals__:
-                items.append((("global", name), function.__globals__[name]))
-            else:
-                node.slots["global", name] = ("missing",)  # a builtin, until someone shadows it
-        self._fill_slots(index, node, items)
-
-    def _fill_builtin(self, index: int, node: Node, function: Any) -> None:
-        node.type = f"builtin {getattr(function, '__qualname__', function.__name__)}"
-
-    def _fill_method(self, index: int, node: Node, method: types.MethodType) -> None:
-        self._fill_slots(
-            index, node, [(("attr", "__func__"), method.__func__), (("attr", "__self__"), method.__self__)]
-        )
-
-    def _fill_partial(self, index: int, node: Node, partial: Any) -> None:
-        names = ("func", "args", "keywords")
-        self._fill_slots(index, node, [(("attr", name), getattr(partial, name)) for name in names])
-
-    def _fill_attributes(self, index: int, node: Node, obj: Any) -> None:
-        """Attributes of what mostly has none: functions, tensors, subclasses of containers."""
-        for name, value in list(getattr(obj, "__dict__", {}).items()):
-            if name in self.attributes and name != "__wrapped__":
-                node.slots.setdefault(("attr", name), self._describe(value, index, ("attr", name)))
-
-    def _fill_weakref(self, index: int, node: Node, reference: Any) -> None:
-        self._fill_slots(index, node, [(("call", "__call__"), reference())])
-
-    def _fill_object(self, index: int, node: Node, obj: Any) -> None:
-        for name, value in attribute_items(obj, self.reads.of(obj)):
-            node.slots["attr", name] = self._describe(value, index, ("attr", name))
-        self._fill_absent(index, node, obj)
-        if is_user_class(type(obj)):
-            node.slots["class", ""] = self._describe(type(obj), index, ("class", ""))
-
-    def _fill_absent(self, index: int, node: Node, obj: Any) -> None:
-        for name in self.reads.absent(obj):
-            if self._before(obj, ("attr", name), _MISSING) is _MISSING:
-                node.slots.setdefault(("attr", name), ("missing",))
-
-    def _fill_dict(self, index: int, node: Node, table: dict[Any, Any]) -> None:
-        self._fill_attributes(index, node, table)
-        if self._fill_together(node, table):
-            return
-        node.keys = [key if is_plain(key) else _OPAQUE_KEY for key in table]
-        for position, (key, value) in enumerate(table.items()):
-            step = ("item", key) if type(key) in (str, int) else ("value", position)
-            node.slots[step] = self._describe(value, index, step)
-            if node.keys[position] is _OPAQUE_KEY:
-                node.slots["key", position] = self._describe(key, index, ("key", position))
-
-    def _fill_together(self, node: Node, items: Any) -> bool:
-        """One slot for all entries: where they are many and plain, or too many."""
-        node.keys = len(items)
-        if len(items) <= LARGE:
-            return False
-        values = (*items, *items.values()) if isinstance(items, dict) else items
-        if all(map(is_plain, values)):
-            node.slots["items", ""] = ("content", content(items))
-        elif len(items) > NODE_LIMIT - len(self.nodes):
-            node.slots["items", ""] = ("entries", Entries(values))
-        else:
-            return False
-        return True
-
-    def _fill_list(self, index: int, node: Node, items: Any) -> None:
-        self._fill_attributes(index, node, items)
-        if not self._fill_together(node, items):
-            self._fill_slots(index, node, [(("item", i), value) for i, value in enumerate(items)])
-
-    _fill_tuple = _fill_list
-
-    def _fill_set(self, index: int, node: Node, items: Any) -> None:
-        plain = all(map(is_plain, items))
-        node.keys = element_names(items) if plain else Entries(items)
-
-    def _fill_class(self, index: int, node: Node, cls: type) -> None:
-        node.type = f"{cls.__module__}.{cls.__qualname__}"
-        if not is_user_class(cls):
-            return
-        for position, base in enumerate(cls.__mro__[1:-1], 1):
-            if is_user_class(base):
-                node.slots["mro", position] = self._describe(base, index, ("mro", position))
-        for name, value in list(vars(cls).items()):
-            if name in self.attributes and kind_of(value) in (
-                "plain",
-                "tuple",
-                "list",
-                "dict",
-                "set",
-                "tensor",
-                "object",
-                "content",
-            ):
-                node.slots["static", name] = self._describe(value, index, ("static", name))
-        for name in self.reads.absent_in_class(cls):
-            node.slots["static", name] = ("missing",)
-
-    def _fill_pymodule(self, index: int, node: Node, module: types.ModuleType) -> None:
-        node.type = module.__name__
-        filename = getattr(module, "__file__", None)
-        if filename is None or not is_user_file(filename):
-            return
-        for name in self.attributes & module.__dict__.keys():
-            node.slots["attr", name] = self._describe(module.__dict__[name], index, ("attr", name))
-
-    def _fill_module(self, index: int, node: Node, module: torch.nn.Module) -> None:
-        node.keys = {kind: list(getattr(module, table)) for table, kind in MODULE_TABLES.items()}
-        for table, kind in MODULE_TABLES.items():
-            for name, value in getattr(module, table).items():
-                node.slots[kind, name] = self._describe(value, index, (kind, name))
-        called = id(module) in self.called
-        for name, value in list(module.__dict__.items()):
-            step = ("attr", name)
-            if name in _MODULE_IRRELEVANT or not (called or name in self.attributes or name == "training"):
-                continue
-            value = self._before(module, step, value)
-            if value is _MISSING:
-                node.slots[step] = ("missing",)
-            elif name.endswith("_hooks") and isinstance(value, dict) and not value:
-                node.slots[step] = ("empty",)
-            elif (id(module), step) in self.seen.unread:
-                node.slots[step] = ("any",)
-            else:
-                node.slots[step] = self._describe(value, index, step)
-        if called and "forward" not in module.__dict__:
-            node.slots["attr", "forward"] = ("missing",)
-        self._fill_absent(index, node, module)
-        if is_user_class(type(module)):
-            node.slots["class", ""] = self._describe(type(module), index, ("class", ""))
-
-    def _fill_optimizer(self, index: int, node: Node, optimizer: torch.optim.Optimizer) -> None:
-        stepped = id(optimizer) in self.stepped
-        groups = self._node(optimizer.param_groups, "list", index, ("attr", "param_groups"))
-        self._queue.remove(groups)
-        node.slots["attr", "param_groups"] = ("node", groups)
-        self.nodes[groups].keys = len(optimizer.param_groups)
-        read_by_name = "param_groups" in self.attributes
-        for g, group in enumerate(optimizer.param_groups):
-            at = self._node(group, "group", groups, ("item", g))
-            self._queue.remove(at)
-            self.nodes[groups].slots["item", g] = ("node", at)
-            self.nodes[at].keys = list(group)
-            for key, value in group.items():
-                relevant = key == "params" or (stepped and key in optimizer.defaults)
-                relevant = relevant or (read_by_name and key in self.constants)
-                step = ("item", key)
-                self.nodes[at].slots[step] = self._describe(value, at, step) if relevant else ("any",)
-        for name in _OPTIMIZER_HOOKS:
-            hooks = getattr(optimizer, name, None)
-            if hooks is not None:
-                step = ("attr", name)
-                node.slots[step] = ("empty",) if not hooks else self._describe(hooks, index, step)
-        if not is_user_class(type(optimizer)):
-            pass
-        else:
-            node.slots["class", ""] = self._describe(type(optimizer), index, ("class", ""))
-            for name, value in attribute_items(optimizer, self.attributes.__contains__):
-                if value is not _MISSING and name not in ("state", "param_groups", "defaults"):
-                    node.slots.setdefault(("attr", name), self._describe(value, index, ("attr", name)))
-        if not stepped:
-            return
-        for g, group in enumerate(optimizer.param_groups):
-            for i, param in enumerate(group["params"]):
-                if param in optimizer.state:
-                    step = ("state", f"{g}.{i}")
-                    node.slots[step] = self._describe(optimizer.state[param], index, step)
-        if self.reads.optimizer_state:
-            step = ("attr", "state")
-            node.slots[step] = self._describe(optimizer.state, index, step)
-
-    def _fill_tensor(self, index: int, node: Node, tensor: torch.Tensor) -> None:
-        requires = self.seen.before.get((id(tensor), ("attr", "requires_grad")))
-        meta = TensorMeta.of(tensor, self.seen.grads.get(id(tensor), GRAD_ANY))
-        if requires is not None:
-            meta = replace(meta, requires_grad=requires)
-        node.meta = meta
-        self._fill_attributes(index, node, tensor)
-        for name in self.reads.asked_of_tensors:
-            if not hasattr(tensor, name):
-                node.slots["attr", name] = ("missing",)
-
-
-_OPAQUE_KEY = "<object>"
-_CONTAINERS = ("dict", "list", "tuple")
-
-
 def element_names(items: Any) -> Any:
     """What is in a set of plain values, in one order; of many only a digest."""
     names = sorted(map(repr, items))
     return names if len(names) <= LARGE else content(names)
+
+
+def same_elements(was: Any, items: Any) -> bool:
+    """Whether a set has as many elements as it had, where slots guard them, or the same ones."""
+    if isinstance(was, Entries):
+        return was.are(items)
+    return was == (len(items) if isinstance(was, int) else element_names(items))
+
+
+def count_references(nodes: list[Node]) -> list[int]:
+    """How many slots refer to each node."""
+    counts = [0] * len(nodes)
+    for node in nodes:
+        for want in node.slots.values():
+            if want[0] == "node":
+                counts[want[1]] += 1
+    return counts
 
 
 def node_source(nodes: list[Node], index: int, step: Step | None = None) -> Source:
@@ -621,10 +222,12 @@ class GuardSet:
             difference = node.meta.difference(obj)
             if difference:
                 return differs(difference)
+        if node.kind == "wrapper" and label(obj) != node.code:
+            return differs(f"was the method {node.code}, is now {label(obj)}")
         if node.kind == "function":
             if bytecode.fingerprint(obj.__code__) != node.code:
                 return differs("is another function now")
-            if len(obj.__defaults__ or ()) != sum(step[0] == "default" for step in node.slots) and node.slots:
+            if node.keys is not None and len(obj.__defaults__ or ()) != node.keys:
                 return differs("has other default arguments now")
         mismatch = self._check_keys(node, obj, differs)
         if mismatch is not None:
@@ -656,9 +259,17 @@ class GuardSet:
             if len(obj) != node.keys:
                 return differs(f"had {node.keys} items, now {len(obj)}")
         elif node.kind == "set":
-            same = node.keys.are(obj) if isinstance(node.keys, Entries) else element_names(obj) == node.keys
-            if not same:
+            if not same_elements(node.keys, obj):
                 return differs("has other elements now")
+        elif node.kind == "object" and node.keys is not None:
+            if list(vars(obj)) != node.keys:
+                return differs(f"had attributes {_short(node.keys)}, now {_short(list(vars(obj)))}")
+        elif node.kind == "wrapper":
+            if len(inside(obj)) != node.keys:
+                return differs("holds other objects now")
+        elif node.kind == "class" and node.keys is not None:
+            if class_shape(obj) != node.keys:
+                return differs("has other bases or attributes now")
         elif node.kind == "module":
             for table, kind in MODULE_TABLES.items():
                 names = list(getattr(obj, table))
@@ -675,7 +286,7 @@ def follow_call(obj: Any, step: Step) -> Any:
 
 
 class Positions:
-    """`follow_call` (or `own`) that lists a dictionary once, not for each entry that is known by its position."""
+    """`follow_call` (or `own`) that lists a container once, not for each entry that is known by its position."""
 
     def __init__(self, own: Callable[[Any, Step], Any] = follow_call):
         self._own = own
@@ -683,7 +294,7 @@ class Positions:
 
     def follow(self, obj: Any, step: Step) -> Any:
         kind, key = step
-        if kind not in ("value", "key"):
+        if kind not in ("value", "key", "element"):
             return self._own(obj, step)
         listed = self._listed.get((id(obj), kind))
         if listed is None:
@@ -698,9 +309,16 @@ def follow_own(obj: Any, step: Step) -> Any:
         if table is not None and step[1] in table:
             return table[step[1]]
         slot = table is None or step[1] in slot_names(type(obj))
-        if not slot and kind_of(obj) not in ("method", "function", "partial", "tensor"):
+        if not slot and not _is_field(obj, step[1]):
             raise AttributeError(step[1])
     return follow_call(obj, step)
+
+
+def _is_field(obj: Any, name: str) -> bool:
+    """Whether an attribute that no table of the object holds is still its own: one that its class in C computes."""
+    if isinstance(obj, torch.Tensor):
+        return hasattr(class_attribute(type(obj), name), "__get__")
+    return kind_of(obj) in ("method", "function", "partial") or name in LIBRARY_FIELDS.get(type(obj), ())
 
 
 def same_literal(a: Any, b: Any) -> bool:
@@ -734,8 +352,7 @@ def compare(want: Descriptor, value: Any, objs: list[Any]) -> str | None:
         case ("same", was):
             return None if value is was else f"is another object now: {_short(value)}"
         case ("entries", was):
-            now = (*value, *value.values()) if isinstance(value, dict) else value
-            return None if was.are(now) else "has other entries now"
+            return None if was.are(value) else "has other entries now"
         case ("empty",):
             return None if isinstance(value, dict) and not value else "was empty, is not any more"
         case ("node", index):
@@ -759,11 +376,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def build_guards(objects: ObjectMap, seen: Observed, before: tuple[Any, ...] | None = None) -> GuardSet:
-    """The guards of a recorded step. `before`: the environment it started in."""
-    return Builder(objects, seen, before).build()
-
-
 __all__ = [
     "GRAD_ANY",
     "GRAD_NONE",
@@ -771,8 +383,5 @@ __all__ = [
     "GuardSet",
     "Mismatch",
     "Node",
-    "Observed",
     "TensorMeta",
-    "build_guards",
-    "gradient_hooks",
 ]

@@ -25,6 +25,7 @@ import torch.optim
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from nova.capture import general_optimizers
 from nova.capture import optimizer_ops as _optimizer_ops  # noqa: F401  (registers the operators)
 from nova.capture.patching import no_modes, replaced
 from nova.capture.scalars import TracedFloat
@@ -339,6 +340,7 @@ def patch(recorder: Recorder, stack: ExitStack) -> None:
         (sys.modules["torch.optim.rmsprop"], "rmsprop", _patched_rmsprop),
     ):  # fmt: skip
         stack.enter_context(replaced(module, name, make(recorder, getattr(module, name))))
+    general_optimizers.patch(recorder, stack)
     for kind in vars(optim).values():
         if isinstance(kind, type) and issubclass(kind, Optimizer) and "_init_group" in vars(kind):
             stack.enter_context(replaced(kind, "_init_group", _patched_init_group(recorder, vars(kind)["_init_group"])))

@@ -15,6 +15,7 @@ modules that are called, and stops reads of clocks, random numbers, the environm
 from __future__ import annotations
 
 import builtins
+import contextvars
 import datetime
 import gc
 import os
@@ -48,6 +49,7 @@ from nova.capture.sources import (
     is_user_file,
     slot_names,
 )
+from nova.capture.wrappers import inside
 from nova.errors import CaptureError, SourceLine
 
 MEMORY_LIMIT = 256 << 20  # bytes of arrays that are copied before a step is recorded
@@ -116,6 +118,7 @@ class Snapshot:
         self._memory: list[tuple[Reached, Memory]] = []
         self._copied = 0  # bytes
         self.unseen: list[Reached] = []  # arrays that are too large to copy: writes to them are not seen
+        self._variables: list[tuple[Reached, contextvars.ContextVar[Any], Any]] = []
         self._random = _random_states()
         self._generators = [(r, r.obj) for r in objects.reached.values() if _is_numpy_generator(r.obj)]
         self._generator_states = [repr(g.bit_generator.state) for _, g in self._generators]
@@ -168,6 +171,14 @@ class Snapshot:
         if obj.__dict__:
             self._table(reached, obj.__dict__, lambda name: ("attr", name))
 
+    def _take_wrapper(self, reached: Reached, obj: Any) -> None:
+        if isinstance(obj, contextvars.ContextVar):
+            self._variables.append((reached, obj, inside(obj)[0]))
+        elif isinstance(obj, types.CellType):
+            self._cells.append((reached, "", obj, _cell_value(obj)))
+        else:
+            self._take_content(reached, obj)
+
     def _take_class(self, reached: Reached, cls: type) -> None:
         if is_user_class(cls):
             self._classes.append((reached, cls, dict(vars(cls))))
@@ -209,7 +220,10 @@ class Snapshot:
                 yield Change(reached, ("length", ""), len(was), len(found))
         for reached, name, cell, was in self._cells:
             if not _same(was, now := _cell_value(cell)):
-                yield Change(reached, ("closure", name), was, now)
+                yield Change(reached, ("closure", name) if name else ("inside", 0), was, now)
+        for reached, variable, was in self._variables:
+            if not _same(was, now := inside(variable)[0]):
+                yield Change(reached, ("inside", 0), was, now)
         for reached, cls, before in self._classes:
             yield from _table_changes(reached, before, vars(cls), lambda name: ("static", name))
         for reached, obj, before in self._slots:
@@ -253,6 +267,9 @@ class Snapshot:
                 cell.cell_contents = was
         for _, memory in self._memory:
             memory.restore()
+        for _, variable, was in self._variables:
+            if was is not MISSING and inside(variable)[0] is not was:
+                variable.set(was)
         for _, cls, before in self._classes:
             for change in list(_table_changes(_, before, vars(cls), partial(_step, "static"))):
                 if change.before is MISSING:
@@ -346,7 +363,7 @@ _TIME = {
     "process_time_ns", "thread_time", "localtime", "gmtime", "ctime", "strftime",
 }  # fmt: skip
 _DATE = {"now", "today", "utcnow"}
-_C_NAMES = _TIME | _DATE | {"open", "input", "urandom", "getrandbits", "random", "getenv"}
+_C_NAMES = _TIME | _DATE | {"copy_context", "open", "input", "urandom", "getrandbits", "random", "getenv"}
 _ENVIRON_CODES = {
     os._Environ.__getitem__.__code__: "os.environ",
     os._Environ.__iter__.__code__: "os.environ",
@@ -372,8 +389,9 @@ class Watch:
         self.refused: CaptureError | None = None
         self.optimizers: dict[int, torch.optim.Optimizer] = {}  # those whose step() ran
         self.asked: set[tuple[type, str]] = set()  # type of an object, and an attribute that was asked for
+        self.listed: set[int] = set()  # ids of the Python modules that `vars` was called on
         self.rates_read: list[tuple[Any, int, SourceLine]] = []  # get_last_lr(): scheduler, its epoch, line
-        # 0 ignore, 1 module, 2 environment, 3 module random, 4 optimizer, 5 get_last_lr
+        # 0 ignore, 1 module, 2 environment, 3 module random, 4 optimizer, 5 get_last_lr, 6 __getattr__
         self._known: dict[types.CodeType, int] = {}
         self._thread = threading.get_ident()
 
@@ -434,6 +452,7 @@ class Watch:
             if _collecting(frame):
                 return 0  # not remembered: the step may call it too
             self.codes[code] = frame.f_globals
+            kind = 6 if code.co_name in ("__getattr__", "__getattribute__") else 0
         self._known[code] = kind
         return kind
 
@@ -446,6 +465,9 @@ class Watch:
         if kind == 4:
             optimizer = frame.f_locals["args"][0]
             self.optimizers.setdefault(id(optimizer), optimizer)
+            return
+        if kind == 6:
+            self._on_getattr(frame)
             return
         caller = frame.f_back
         if kind == 5:
@@ -461,6 +483,14 @@ class Watch:
         elif caller is not None and is_user_file(caller.f_code.co_filename):
             self._refuse(f"random.{frame.f_code.co_name}()", caller)
 
+    def _on_getattr(self, frame: types.FrameType) -> None:
+        """A name that was not found, and that the user's `__getattr__` answers for: it may come to be found."""
+        code = frame.f_code
+        values = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+        obj, name = values[0] if len(values) > 1 else types, values[-1] if values else None
+        if isinstance(name, str):
+            self.asked.add((type(obj), name))
+
     def _on_c_call(self, frame: types.FrameType, function: Any) -> None:
         name = function.__name__
         module, owner = getattr(function, "__module__", None), getattr(function, "__self__", None)
@@ -470,6 +500,8 @@ class Watch:
             what = f"time.{name}()"
         elif name in _DATE and isinstance(owner, type) and issubclass(owner, datetime.date):
             what = f"datetime.{owner.__name__}.{name}()"
+        elif function is contextvars.copy_context:
+            what = "contextvars.copy_context()"
         elif name == "input" or function is open:
             user = _user_frame(frame, None)
             if user is not None and not _importing(user):
@@ -500,6 +532,7 @@ class Watch:
             stack.enter_context(_replaced_item(vars(builtins), "next", self._next))
             for name in ("getattr", "hasattr"):
                 stack.enter_context(_replaced_item(vars(builtins), name, self._asking))
+            stack.enter_context(_replaced_item(vars(builtins), "vars", self._listing))
             numpy = sys.modules.get("numpy")
             if numpy is not None:
                 for name, value in list(vars(numpy.random).items()):
@@ -530,6 +563,18 @@ class Watch:
             return original(obj, name, *default)
 
         return ask
+
+    def _listing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`vars` that notes the modules it is called on."""
+
+        def vars(*objects: Any) -> Any:
+            if not objects:
+                return sys._getframe(1).f_locals
+            if isinstance(objects[0], types.ModuleType) and threading.get_ident() == self._thread:
+                self.listed.add(id(objects[0]))
+            return original(*objects)
+
+        return vars
 
     def _next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def next(iterator: Any, *default: Any) -> Any:

@@ -548,7 +548,8 @@ def _patch_math(stack: ExitStack) -> None:
     replacements = {name: math_replacement(name, original) for name, original in MATH_FUNCTIONS.items()}
     originals = {id(original): name for name, original in MATH_FUNCTIONS.items()}
     for name, value in replacements.items():
-        stack.enter_context(replaced(math, name, value))
+        if getattr(math, name) is MATH_FUNCTIONS[name]:  # else it is someone's Python, which asks numbers itself
+            stack.enter_context(replaced(math, name, value))
     for module in list(sys.modules.values()):
         filename = getattr(module, "__file__", None)
         if filename is None and getattr(module, "__name__", "") != "__main__":

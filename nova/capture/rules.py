@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from nova.capture import dynamic
+from nova.capture import dynamic, tensor_lists
 from nova.capture.cleanup import RAISING
 from nova.capture.signature import TensorType
 from nova.capture.views import DTYPE_NAMES, ViewOp, aten, several_views, single_view
@@ -356,7 +356,8 @@ def foreach(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     full = func._schema.name.removeprefix("aten::_foreach_")
     inplace, name = full.endswith("_"), full.removesuffix("_")
     xs = args[0]
-    count = len(xs)
+    named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+    count = tensor_lists.count(named | kwargs)
     with torch._C._AutoDispatchBelowAutograd(), rec:
         out = []
         for i in range(count):
@@ -409,6 +410,7 @@ def _foreach_norm(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[
     """The norms of many tensors are one operation: it reads every gradient once."""
     bound = dict(zip(("self", "ord", "dtype"), args, strict=False)) | kwargs
     xs, order, dtype = bound["self"], bound.get("ord", 2), bound.get("dtype")
+    tensor_lists.count(bound)
     narrow = {x.dtype for x in xs} <= {torch.float32, torch.bfloat16, torch.float16} and dtype in (None, torch.float32)
     if not narrow or len({x.dtype for x in xs}) != 1:
         return foreach(rec, func, args, kwargs)
@@ -594,13 +596,13 @@ def native_batch_norm(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: d
         rec.results(aten._native_batch_norm_legit_no_training.default, (*nodes, momentum, eps), {}, out)
         return out
     if mean is None:
-        nodes = rec.nodes((x, weight, bias))
+        nodes = _of_several(rec, rec.nodes((x, weight, bias)))
         out = func(*args)
         rec.results(aten._native_batch_norm_legit.no_stats, (*nodes, training, momentum, eps), {}, out)
         return out
     for statistic in (mean, var):
         rec.values.before_write(statistic)
-    nodes = rec.nodes((x, weight, bias, mean, var))
+    nodes = _of_several(rec, rec.nodes((x, weight, bias, mean, var)))
     out = func(*args)
     types = (*(rec.values.type_of(t) for t in out), rec.values.type_of(mean), rec.values.type_of(var))
     whole = rec.emit(aten._native_batch_norm_legit_functional.default, (*nodes, training, momentum, eps), types)
@@ -609,6 +611,13 @@ def native_batch_norm(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: d
     rec.values.write(mean, rec.item(whole, 3, types[3]))
     rec.values.write(var, rec.item(whole, 4, types[4]))
     return out
+
+
+def _of_several(rec: Recorder, nodes: Any) -> Any:
+    """A batch whose size depends on data may have a single row next time, which PyTorch's Python refuses."""
+    if not dynamic.dims(nodes[0]):
+        return nodes
+    return (rec.emit(torch.ops.nova.of_several.default, (nodes[0],), nodes[0].meta["type"]), *nodes[1:])
 
 
 @rule(aten.native_batch_norm_backward.default)

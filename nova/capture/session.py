@@ -22,14 +22,8 @@ import torch
 
 from nova.capture import python_state
 from nova.capture.environment import ENVIRONMENT_NAMES, environment, restore_environment
-from nova.capture.guards import (
-    GRAD_NONE,
-    GRAD_SET,
-    GuardSet,
-    Observed,
-    build_guards,
-    place,
-)
+from nova.capture.guard_builder import Observed, build_guards, place
+from nova.capture.guards import GRAD_NONE, GRAD_SET, GuardSet
 from nova.capture.interrupts import Interrupts
 from nova.capture.memory import Region, distance, overlap, region_of, span_of
 from nova.capture.python_state import MISSING, Change, Snapshot, Watch
@@ -191,6 +185,7 @@ def _settled(
         before=policy.before,
         facts=list(recording.scalar_guards),
         asked=watch.asked,
+        listed=watch.listed,
         held={held.data_ptr() for held in recording.consts if isinstance(held, torch.Tensor)},
         rewritten=snapshot.overlapping(written),
     )
@@ -211,7 +206,7 @@ def _settled(
         if (source := objects.source(module)) is not None:
             signature.effects.append(_set_effect(source, "training", module.training))
             seen.inputs.append(source)
-    if policy.created and Reads(seen.codes, seen.asked).optimizer_state:
+    if policy.created and Reads(seen.codes, seen.asked, objects).optimizer_state:
         recording.once.append("it created optimizer state, and its Python looks at `.state`")
     guards = build_guards(objects, seen, before)
     if seen.unsure:

@@ -54,7 +54,7 @@ class Source:
                     text += f"[{key}]"
                 case "call":
                     text += f".{key}()"
-                case "class" | "length" | "iterator":
+                case "class" | "length" | "iterator" | "inside":
                     continue
                 case _:
                     text += f".{key}"

@@ -17,26 +17,30 @@ Steps of a path (kind, key):
     global a      f.__globals__[a]               static a    cls.__dict__[a]
     default i     f.__defaults__[i]              kwdefault a f.__kwdefaults__[a]
     class         type(obj)                      call a      obj.a()
+    forward       type(obj).forward              plain       what an object of a class of numbers is worth
     hook n        the n-th hook on obj's gradient    items    obj itself, all of its entries
+    inside n      what a wrapper stands for      element n   list(obj)[n], of a set
 """
 
 from __future__ import annotations
 
 import enum
 import functools
+import itertools
 import sys
 import sysconfig
 import types
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from nova.capture.bytecode import names
+from nova.capture.bytecode import OWN_MODULE, names
 from nova.capture.contents import CONTENTS
 from nova.capture.signature import Source
+from nova.capture.wrappers import MISSING, WRAPPERS, holds_objects, inside, is_bound
 
 T = TypeVar("T")
 NODE_LIMIT = 100_000
@@ -47,6 +51,12 @@ TORCH_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, to
 
 # dictionaries of an nn.Module that are followed through steps of their own
 MODULE_TABLES = {"_parameters": "param", "_buffers": "buffer", "_modules": "module"}
+
+CONTAINERS = frozenset({"dict", "list", "tuple", "set"})
+LIBRARY_FIELDS: dict[type, tuple[str, ...]] = {
+    defaultdict: ("default_factory",),
+    deque: ("maxlen",),
+}  # attributes that `__dict__` does not show
 
 _TORCH_DIR = torch.__path__[0]
 _NOVA_DIR = __file__.rsplit("/", 2)[0]
@@ -70,6 +80,10 @@ def is_user_file(filename: str) -> bool:
     return not filename.startswith(_STDLIB_DIRS)
 
 
+def is_of_torch(filename: str) -> bool:
+    return filename.startswith(_TORCH_DIR)
+
+
 def is_user_code(code: types.CodeType, table: dict[str, Any]) -> bool:
     """Whether code is the user's; code without a file (`exec`, dataclass methods) belongs to its globals' module."""
     filename = code.co_filename
@@ -80,9 +94,9 @@ def is_user_code(code: types.CodeType, table: dict[str, Any]) -> bool:
 
 def imported(code: types.CodeType, table: dict[str, Any]) -> list[str]:
     """The user's modules that code with these globals imports when it runs."""
-    found: dict[str, None] = {}
+    found: dict[str, None] = dict.fromkeys(sys.modules) if "modules" in names(code).open else {}
     for level, name in names(code).imports:
-        full = name
+        full = str(table.get("__name__")) if name == OWN_MODULE else name
         if level:
             parts = str(table.get("__package__") or "").split(".")
             full = ".".join([*parts[: len(parts) - level + 1], *([name] if name else [])])
@@ -90,6 +104,15 @@ def imported(code: types.CodeType, table: dict[str, Any]) -> list[str]:
         found.update(dict.fromkeys(".".join(pieces[: n + 1]) for n in range(len(pieces))))
     files = ((n, getattr(sys.modules.get(n), "__file__", None)) for n in found)
     return [n for n, file in files if file is not None and is_user_file(file)]
+
+
+def globals_read(code: types.CodeType, table: dict[str, Any]) -> list[str]:
+    """Names that code reads of its globals; all of them where it computes one (`globals()[name]`)."""
+    found = names(code)
+    chosen = {chain[0]: None for chain in found.globals}
+    if "globals" in found.open:
+        chosen.update((name, None) for name in table if not name.startswith("__"))
+    return list(chosen)
 
 
 def is_user_function(obj: Any) -> bool:
@@ -119,11 +142,11 @@ def kind_of(obj: Any) -> str:
     cls = type(obj)
     known = _KINDS.get(cls)
     if known is not None:
-        return known
+        return "builtin" if known == "wrapper" and cls is types.BuiltinFunctionType and not is_bound(obj) else known
     if isinstance(obj, torch.Tensor):
         return "tensor"
     if isinstance(obj, (*PLAIN, *TORCH_VALUES, enum.Enum)):
-        return "plain"
+        return "object" if is_user_class(cls) else "plain"
     if isinstance(obj, torch.nn.Module):
         return "module"
     if isinstance(obj, torch.optim.Optimizer):
@@ -131,7 +154,7 @@ def kind_of(obj: Any) -> str:
     if isinstance(obj, type):
         return "class"
     if isinstance(obj, CONTENTS):
-        return "content"
+        return "wrapper" if holds_objects(obj) else "content"
     for base, kind in _BASES:
         if isinstance(obj, base):
             return kind
@@ -152,11 +175,9 @@ _KINDS: dict[type, str] = {
     frozenset: "set",
     types.FunctionType: "function",
     types.MethodType: "method",
-    types.BuiltinFunctionType: "builtin",
+    **dict.fromkeys(WRAPPERS, "wrapper"),
     types.MethodDescriptorType: "builtin",
     types.WrapperDescriptorType: "builtin",
-    types.MethodWrapperType: "opaque",
-    types.CellType: "opaque",
     types.CodeType: "opaque",
     types.ModuleType: "pymodule",
     functools.partial: "partial",
@@ -173,7 +194,18 @@ _BASES: tuple[tuple[Any, str], ...] = (
     (types.MethodType, "method"),
     (functools.partial, "partial"),
     (types.ModuleType, "pymodule"),
+    (weakref.ref, "weakref"),
 )
+
+
+_PLAIN_VALUE: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__, float: float.__float__, complex: complex.__pos__, str: str.__str__, bytes: bytes.__bytes__,
+}  # fmt: skip
+
+
+def plain_value(obj: Any) -> Any:
+    """What an object is worth whose class derives from a number or from text; the object itself, if none does."""
+    return next((value(obj) for base, value in _PLAIN_VALUE.items() if isinstance(obj, base)), obj)
 
 
 def is_plain(obj: Any) -> bool:
@@ -188,13 +220,17 @@ def slot_names(cls: Any) -> tuple[str, ...]:
     found: list[str] = []
     for base in cls.__mro__:
         slots = base.__dict__.get("__slots__", ())
-        found += [slots] if isinstance(slots, str) else list(slots)
+        mine = [slots] if isinstance(slots, str) else list(slots)
+        private = f"_{base.__name__.lstrip('_')}"
+        found += [private + name if name.startswith("__") and not name.endswith("__") else name for name in mine]
     return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
 
 
 def closure_items(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """(name, value) of the function's closure variables that are set."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name == "dispatch_cache" and function.__globals__.get("__name__") == "functools":
+            continue  # what `singledispatch` found before: it follows from its registry
         try:
             yield name, cell.cell_contents
         except ValueError:
@@ -209,6 +245,8 @@ def _tensor_children(obj: torch.Tensor) -> Iterator[tuple[Step, Any]]:
     if obj.is_leaf:
         for position, hook in enumerate(tensor_hooks(obj)):
             yield ("hook", position), hook
+    if is_user_class(type(obj)):
+        yield ("class", ""), type(obj)
 
 
 def tensor_hooks(tensor: torch.Tensor) -> list[Any]:
@@ -227,6 +265,29 @@ def _dict_children(obj: dict[Any, Any]) -> Iterator[tuple[Step, Any]]:
 def _sequence_children(obj: Sequence[Any]) -> Iterator[tuple[Step, Any]]:
     for position, value in enumerate(obj):
         yield ("item", position), value
+
+
+def _set_children(obj: Any) -> Iterator[tuple[Step, Any]]:
+    for position, value in enumerate(obj):
+        if not is_plain(value):
+            yield ("element", position), value
+
+
+def _wrapper_children(obj: Any) -> Iterator[tuple[Step, Any]]:
+    for position, value in enumerate(inside(obj)):
+        if value is not MISSING:
+            yield ("inside", position), value
+
+
+def _own_children(obj: Any) -> Iterator[tuple[Step, Any]]:
+    """Attributes and class of a container whose class is the user's, or that has attributes besides its entries."""
+    for name in LIBRARY_FIELDS.get(type(obj), ()):
+        yield ("attr", name), getattr(obj, name)
+    if not is_user_class(type(obj)):
+        return
+    for name, value in list(getattr(obj, "__dict__", {}).items()):
+        yield ("attr", name), value
+    yield ("class", ""), type(obj)
 
 
 def declared_state(obj: Any) -> tuple[str, ...] | None:
@@ -287,17 +348,23 @@ def _function_children(obj: types.FunctionType) -> Iterator[tuple[Step, Any]]:
         yield ("kwdefault", name), value
     if not is_user_function(obj):
         return
-    for name in {chain[0]: None for chain in names(obj.__code__).globals}:
+    for name in globals_read(obj.__code__, obj.__globals__):
         if name in obj.__globals__:
             yield ("global", name), obj.__globals__[name]
     for name, value in obj.__dict__.items():
         yield ("attr", name), value
 
 
+_ENUM_CACHES = ("_value2member_map_",)  # `A | B` of a flag makes a member when it is first asked for
+
+
 def _class_children(cls: type) -> Iterator[tuple[Step, Any]]:
     if not is_user_class(cls):
         return
+    caches = _ENUM_CACHES if issubclass(cls, enum.Enum) else ()
     for name, value in list(vars(cls).items()):
+        if name in caches:
+            continue
         if isinstance(value, (staticmethod, classmethod)):
             yield ("staticfunc", name), value.__func__
         elif isinstance(value, property):
@@ -308,6 +375,18 @@ def _class_children(cls: type) -> Iterator[tuple[Step, Any]]:
     for position, base in enumerate(cls.__mro__[1:-1], 1):
         if is_user_class(base):
             yield ("mro", position), base
+    if is_user_class(type(cls)):
+        yield ("class", ""), type(cls)
+
+
+def class_shape(cls: type) -> list[Any]:
+    """The bases of a class and how many attributes it has: a special method that is added changes operators."""
+    return [*(f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__), len(vars(cls))]
+
+
+def class_attribute(cls: type, name: str) -> Any:
+    """An attribute of a class as it stands there: no descriptor is asked."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 
 def _fields(*fields: str) -> Callable[[Any], Iterator[tuple[Step, Any]]]:
@@ -326,6 +405,8 @@ CHILDREN: dict[str, Callable[[Any], Iterator[tuple[Step, Any]]]] = {
     "class": _class_children,
     "method": _fields("__func__", "__self__"),
     "partial": _fields("func", "args", "keywords"),
+    "set": _set_children,
+    "wrapper": _wrapper_children,
     "weakref": lambda obj: iter([(("call", "__call__"), obj())]),
 }
 
@@ -335,7 +416,6 @@ _SKIPPED_MODULES = (
     "threading",
     "multiprocessing",
     "_thread",
-    "weakref",
     "importlib",
     "matplotlib",
     "rich",
@@ -349,7 +429,9 @@ def children(obj: Any) -> Iterator[tuple[Step, Any]]:
     if kind == "object" and type(obj).__module__.split(".")[0] in _SKIPPED_MODULES:
         return iter(())
     expand = CHILDREN.get(kind)
-    return expand(obj) if expand else iter(())
+    if expand is None:
+        return iter(())
+    return itertools.chain(expand(obj), _own_children(obj)) if kind in CONTAINERS else expand(obj)
 
 
 def follow(obj: Any, step: Step) -> Any:
@@ -400,6 +482,14 @@ def follow(obj: Any, step: Step) -> Any:
             return tensor_hooks(obj)[key]
         case "items":
             return obj
+        case "inside":
+            return inside(obj)[key]
+        case "element":
+            return list(obj)[key]
+        case "plain":
+            return plain_value(obj)
+        case "forward":
+            return type(obj).forward
     raise ValueError(f"unknown step {kind!r} of a source")
 
 
@@ -543,6 +633,11 @@ class ObjectMap:
         """Adds a root found while recording (and everything reachable from it)."""
         self._add(obj, None, ("root", ""), source)
         self._run()
+
+    def release(self) -> None:
+        """Lets go of everything: what only weak references are left to must not wait for a collection."""
+        self.reached.clear()
+        self.functions.clear()
 
     def get(self, obj: Any) -> Reached | None:
         found = self.reached.get(id(obj))

@@ -26,7 +26,7 @@ from nova.capture.signature import InputSpec, OutputSpec, Signature, Source, Ten
 from nova.capture.sources import MODULE_TABLES, ObjectMap, is_plain, is_user_class, is_user_function, kind_of
 from nova.capture.views import strides
 
-VERSION = 2
+VERSION = 3
 
 
 class Unstorable(Exception):
@@ -169,7 +169,7 @@ def decode_signature(data: dict[str, Any]) -> Signature:
 
 _DESCRIBED = {
     "call", "builtin", "function", "method", "partial", "object", "dict", "group", "list", "tuple", "set", "class",
-    "pymodule", "module", "optimizer", "tensor", "weakref",
+    "pymodule", "module", "optimizer", "tensor", "weakref", "wrapper",
 }  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,6 +17,20 @@ from nova.capture.views import strides
 def gradient_hooks(tensor: torch.Tensor) -> tuple[str, ...]:
     """The identities of what `register_hook` and `register_post_accumulate_grad_hook` put on a leaf."""
     return tuple(map(token, tensor_hooks(tensor)))
+
+
+def hooks_check(tensors: Sequence[torch.Tensor], expected: list[tuple[int, tuple[str, ...]]]) -> Callable[[], bool]:
+    """A function that says whether one of the tensors at these positions has other hooks than those."""
+
+    def hooked() -> bool:
+        for position, want in expected:
+            tensor: Any = tensors[position]
+            has = tensor._backward_hooks or tensor._post_accumulate_grad_hooks
+            if (has or want) and gradient_hooks(tensor) != want:
+                return True
+        return False
+
+    return hooked
 
 
 @dataclass(frozen=True)

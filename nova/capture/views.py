@@ -246,3 +246,8 @@ def write_back(emit: Emit, parent: fx.Node, parent_type: TensorType, child: fx.N
                 )
         return emit(aten.view.default, (child, list(sizes)), parent_type)
     raise UnsupportedError(f"a write through {target}; write to the tensor it is a view of, or clone it first")
+
+
+def flat_span(tensor: torch.Tensor, length: int, offset: int) -> torch.Tensor:
+    """The flat span of a tensor's storage that a `flat` input stands for."""
+    return tensor.detach().as_strided((length,), (1,), tensor.storage_offset() + offset)

@@ -187,9 +187,13 @@ class Emitter:
         self.b.extra = {} if recompute is None else {"nova.recompute": attribute("int", recompute)}
         if node.target is operator.getitem:
             source, index = node.args
-            if source in self.dynamic and node.meta.get("dynamic", True):
+            value = self.values[source][index]  # type: ignore[index]
+            if source in self.dynamic:
+                each = source.meta.get("dynamic")  # type: ignore[union-attr]
+                if isinstance(each, tuple) and each[index] == frozenset():  # type: ignore[index]
+                    return self._of_known_size(value)
                 self.dynamic.add(node)
-            return self.values[source][index]  # type: ignore[index]
+            return value
         name = overload_name(node.target)
         function = EMITTERS.get(name)
         if not self._plain() or function is None:
@@ -235,6 +239,11 @@ class Emitter:
                 found = ir.Location.name(src.module, found)
             self._locations[src] = found
         return found
+
+    def _of_known_size(self, value: Any) -> Any:
+        """One of several results of PyTorch's, which as a whole depend on data: a copy that lies in the arena."""
+        args = json.dumps({"args": [{"t": 0}], "kwargs": {}})
+        return self.b.create("aten_call", [value], [(value.shape, value.dtype)], op="aten.clone.default", args=args)
 
     # -- ops left to PyTorch ------------------------------------------------------------------------------------
 

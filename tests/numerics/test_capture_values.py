@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from capture_checks import agree, run
 from capture_replay import Replayed
+from replay_case import interpreted
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -412,6 +413,7 @@ NUMBERS = {
     "clamp": lambda x, s: (x.clamp(max=s), x.clamp(-s, s), x.clone().clamp_(min=s)),
     "tensor": lambda x, s: (torch.tensor(s), torch.tensor([s, 1.0])),
     "mask": lambda x, s: (x.masked_fill(x > 0, s), torch.where(x > 0, x, s), torch.where(x > s, s, x)),
+    "mask in float64": lambda x, s: (torch.where(x > 0.7, s, x.double()), torch.where(x > 0.7, x.double(), s)),
     "compare": lambda x, s: (x > s, x <= s),
     "math": lambda x, s: x * math.sqrt(s) * math.exp(-s) + math.cos(s),
     "returned": lambda x, s: (s, s * 2, 3, None),
@@ -432,6 +434,33 @@ NUMBERS = {
 def test_numbers_are_inputs(kind):
     data = [(torch.rand(3, 4) + 0.5, s) for s in (0.5, 0.75, 0.1)]
     agree(simple(NUMBERS[kind], data))
+
+
+LISTS_THAT_DO_NOT_FIT = {
+    "shorter": lambda x, s: torch._foreach_add_([x.clone(), x.clone()], [x]),
+    "longer": lambda x, s: torch._foreach_copy_([x.clone()], [x, x]),
+    "shorter copy": lambda x, s: torch._foreach_copy_([x.clone(), x.clone()], [x]),
+    "numbers": lambda x, s: torch._foreach_mul([x, x], [2.0]),
+    "three lists": lambda x, s: torch._foreach_addcmul([x, x], [x], [x, x]),
+    "a number each": lambda x, s: torch._foreach_addcdiv([x, x], [x, x], [x, x], torch.ones(3)),
+    "one number": lambda x, s: torch._foreach_mul([x, x], torch.ones(2)),
+    "nothing": lambda x, s: torch._foreach_add([], []),
+    "no norm": lambda x, s: torch._foreach_norm([]),
+    "traced numbers": lambda x, s: torch._foreach_mul([x, x], [s]),
+    "traced factor": lambda x, s: torch._foreach_add([x], [x, x], alpha=s),
+}
+
+
+@pytest.mark.parametrize("kind", LISTS_THAT_DO_NOT_FIT)
+@pytest.mark.parametrize("grad", [True, False])
+def test_lists_that_do_not_fit_are_eagers_error(kind, grad):
+    function, x = LISTS_THAT_DO_NOT_FIT[kind], torch.ones(4)
+    with torch.set_grad_enabled(grad):
+        with pytest.raises(RuntimeError) as expected:
+            function(x, 0.5)
+        with pytest.raises(RuntimeError) as found:
+            interpreted(function)(x, 0.5)
+    assert str(found.value) == str(expected.value)
 
 
 def test_gradient_through_a_number():

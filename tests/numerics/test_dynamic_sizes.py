@@ -191,3 +191,34 @@ def test_a_mask_that_keeps_all_is_replayed() -> None:
     for _ in range(3):
         step(*masks((8, 8)))
     assert step.captures == 1
+
+
+@pytest.mark.parametrize("backend", ["interpret", "compile"])
+@pytest.mark.parametrize("statistics", [True, False])
+def test_batch_norm_of_a_single_row_is_eagers_error(backend: str, statistics: bool) -> None:
+    """Also where other rows were kept when the step was captured; the statistics stay as they were."""
+    results = []
+    for transform in (lambda f: f, lambda f: nova.jit(f, backend=backend)):
+        torch.manual_seed(0)
+        x, model = torch.randn(ROWS, WIDTH), nn.BatchNorm1d(WIDTH, track_running_stats=statistics)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(mask: Tensor, x: Tensor = x, model: nn.Module = model, optimizer: object = optimizer) -> Tensor:
+            loss = (model(x[mask]) - 1.0).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        run, found = transform(step), []
+        for kept in (3, 4, 1, 5, 1, 2):
+            mask = torch.arange(ROWS) < kept
+            if kept > 1:
+                found.append(run(mask))
+            else:
+                with pytest.raises(ValueError, match="more than 1 value per channel"):
+                    run(mask)
+        counted = [t for name, t in model.state_dict().items() if name != "num_batches_tracked"]
+        results.append([*found, *counted])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(b, a)

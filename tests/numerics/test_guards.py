@@ -10,7 +10,8 @@ from torch import nn
 
 from nova.capture import bytecode, native, store
 from nova.capture.fastpath import Binding
-from nova.capture.guards import GRAD_NONE, GRAD_SET, GuardSet, Observed, build_guards
+from nova.capture.guard_builder import Observed, build_guards
+from nova.capture.guards import GRAD_NONE, GRAD_SET, GuardSet
 from nova.capture.signature import InputSpec, OutputSpec, Signature, Source, TensorType
 from nova.capture.sources import ObjectMap, Roots
 

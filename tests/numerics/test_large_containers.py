@@ -9,7 +9,7 @@ import pytest
 import torch
 from replay_case import interpreted
 
-from nova.capture import guards, sources
+from nova.capture import guard_builder, sources
 
 COUNT = 2500  # more than a container of numbers has slots for
 
@@ -17,6 +17,18 @@ COUNT = 2500  # more than a container of numbers has slots for
 class Item:
     def __init__(self, value):
         self.value, self.inner = float(value), [float(value)]
+
+    def factor(self):
+        return 2.0
+
+
+class OtherItem(Item):
+    def factor(self):
+        return 3.0
+
+
+class Many(list):
+    """A list of the user's, which may come to have attributes."""
 
 
 def _set(position, value):
@@ -37,6 +49,9 @@ CASES = {  # the container (and an object that the step holds), what the step co
     "attribute of an object": (_items, lambda x, c, s: x * c[7].value, lambda c, s: setattr(c[7], "value", 5.0)),
     "another object": (_items, lambda x, c, s: x * c[7].value, _set(7, lambda: Item(9))),
     "within an object": (_items, lambda x, c, s: x * c[7].inner[0], lambda c, s: c[7].inner.__setitem__(0, 5.0)),
+    "class of an object": (_items, lambda x, c, s: x * c[7].factor(), lambda c, s: setattr(c[7], "__class__", OtherItem)),
+    "attribute of a list": (lambda: Many(_items()), lambda x, c, s: x * getattr(c, "scale", 2.0),
+                            lambda c, s: setattr(c, "scale", 3.0)),
     "number among objects": (lambda: [*_items(), 1.0], lambda x, c, s: x * c[-1], _set(-1, 3.0)),
     "in a deque": (lambda: collections.deque(_items()), lambda x, c, s: x * c[7].value, _set(7, lambda: Item(9))),
     "in a tuple": (lambda: tuple(_items()), lambda x, c, s: x * c[7].value, lambda c, s: setattr(c[7], "value", 5.0)),
@@ -57,8 +72,16 @@ CASES = {  # the container (and an object that the step holds), what the step co
                   _set(7, lambda: lambda x: x * 50)),
     "set": (lambda: set(range(COUNT)), lambda x, c, s: x * (2.0 if 7 in c else 3.0),
             lambda c, s: (c.discard(7), c.add(-1))),
+    "equal number in a set": (lambda: {1, 2}, lambda x, c, s: x * (2.0 if any(i is True for i in c) else 3.0),
+                              lambda c, s: (c.discard(1), c.add(True))),
     "set of objects": (lambda: set(_items(5)), lambda x, c, s: x * (2.0 if s[0] in c else 3.0),
                        lambda c, s: (c.pop(), c.add(s[0]))),
+    "set of many objects": (lambda: set(_items()), lambda x, c, s: x * (2.0 if s[0] in c else 3.0),
+                            lambda c, s: (c.pop(), c.add(s[0]))),
+    "within a set of many": (lambda: set(_items()), lambda x, c, s: x * min(item.value for item in c),
+                             lambda c, s: setattr(s[1], "value", -1.0)),
+    "number in a set of objects": (lambda: {0.5, *_items(5)}, lambda x, c, s: x * (2.0 if 0.5 in c else 3.0),
+                                   lambda c, s: (c.discard(0.5), c.add(1.5))),
     "values of objects": (lambda: dict.fromkeys(_items(), 2.0), lambda x, c, s: x * list(c.values())[7],
                           lambda c, s: c.__setitem__(list(c)[7], 3.0)),
     "keys of many": (lambda: dict.fromkeys(_items(), 2.0), lambda x, c, s: x * c.get(s[1], 5.0), _rekeyed),
@@ -87,7 +110,7 @@ def test_what_changes_is_seen(name):
 
 def test_more_entries_than_are_looked_into(monkeypatch, capsys):
     """Each is the same object still; what is beneath them is not seen, and that is said."""
-    monkeypatch.setattr(guards, "NODE_LIMIT", 2000)
+    monkeypatch.setattr(guard_builder, "NODE_LIMIT", 2000)
     monkeypatch.setattr(sources.ObjectMap.__init__, "__defaults__", (2000,))
     items = _items()
     step = interpreted(lambda x: x * items[7].value)
