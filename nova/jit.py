@@ -277,7 +277,7 @@ class Step:
             if capture.truncated:
                 self._once("the step reaches more than 100,000 Python objects: changes beyond them are not seen")
             if capture.unseen:
-                self._once(f"the step reaches large arrays: whether it writes to {capture.unseen[0]} is not seen")
+                self._once(f"the step reaches large arrays: what changes in {capture.unseen[0]} is not seen")
             try:
                 variant = None if capture.once else self._compile(capture, progress)
             except BaseException:

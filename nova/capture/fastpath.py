@@ -178,6 +178,8 @@ class Binding:
                 self._emit(f"if not content({expression}, {self._constant(was)}): return None")
             case ("entries", was):
                 self._emit(f"if not {self._constant(was)}.are({expression}): return None")
+            case ("kept", was):
+                self._emit(f"if not {self._constant(was)}.holds({expression}): return None")
             case ("same", value):
                 self._emit(f"if {expression} is not {self._constant(value)}: return None")
 
@@ -317,7 +319,7 @@ class Binding:
             node = self.guards.nodes[want[1]]
             if (node.parent, node.step) == (parent, step):
                 self._emit_constant_node(want[1])
-        elif (want[0] == "content" and step[0] != "items") or (want[0] == "same" and step[0] not in _ENTRIES):
+        elif (want[0] in ("content", "kept") and step[0] != "items") or (want[0] == "same" and step[0] not in _ENTRIES):
             self.space["follow_own"] = follow_own
             self._slot(parent, step, want, f"follow_own({self.variables[parent]}, {self._constant(step)})")
 

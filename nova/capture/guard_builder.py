@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from nova.capture import bytecode
-from nova.capture.contents import Entries, address, content, is_large
+from nova.capture.contents import MEMORY_LIMIT, Entries, Kept, address, content, is_large, nbytes
 from nova.capture.environment import environment
 from nova.capture.guards import (
     _MISSING,
@@ -124,6 +124,7 @@ class Builder:
         self.objs: list[Any] = []
         self.index: dict[int, int] = {}
         self._queue: deque[int] = deque()
+        self.copied = 0  # bytes of arrays that the guards keep
 
     def build(self) -> GuardSet:
         roots = self.objects.roots
@@ -250,13 +251,20 @@ class Builder:
             return ("lit", value)
         if kind == "content":
             crowded = self.nodes[parent].kind in CONTAINERS and len(self.objs[parent]) > LARGE
-            shared = crowded or is_large(value) or address(value) in self.seen.held
             if id(value) in self.seen.rewritten:
                 self.seen.unsure.append(self.source(parent, step))
-            return ("same", value) if shared else ("content", content(value))
+            if address(value) in self.seen.held:  # an input's memory: what it holds is data
+                return ("same", value)
+            return self._kept(value) if crowded or is_large(value) else ("content", content(value))
         if kind == "opaque":
             return ("same", value)
         return ("node", self._node(value, kind, parent, step))
+
+    def _kept(self, value: Any) -> Descriptor:
+        """By a copy as long as copies are few enough; beyond that by identity, of which the caller is told."""
+        self.copied += nbytes(value)
+        hidden = getattr(getattr(value, "dtype", None), "hasobject", False)
+        return ("same", value) if hidden or self.copied > MEMORY_LIMIT else ("kept", Kept(value))
 
     def _place(self, parent: int, step: Step) -> tuple[int, Any]:
         """Where a number is. A tuple is replaced as a whole, so its items are named through what holds it."""

@@ -47,7 +47,7 @@ from nova.capture.tensor_meta import TensorMeta
 from nova.capture.wrappers import inside, label
 
 # Descriptors of a slot: ("lit", value), ("node", index), ("num", type name), ("any",), ("missing",), ("empty",),
-# ("content", digest), ("same", object), ("entries", Entries)
+# ("content", digest), ("kept", Kept), ("same", object), ("entries", Entries)
 Descriptor = tuple[Any, ...]
 
 GONE = "is gone"
@@ -349,6 +349,8 @@ def compare(want: Descriptor, value: Any, objs: list[Any]) -> str | None:
             return None if type(value).__name__ == name else f"was a {name}, is now {_short(value)}"
         case ("content", was):
             return None if same_content(value, was) else f"holds something else now: {_short(value)}"
+        case ("kept", was):
+            return None if was.holds(value) else f"holds something else now: {_short(value)}"
         case ("same", was):
             return None if value is was else f"is another object now: {_short(value)}"
         case ("entries", was):

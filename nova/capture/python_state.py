@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from nova.capture import bytecode
-from nova.capture.contents import Memory, Range, elements
+from nova.capture.contents import MEMORY_LIMIT, Memory, Range, elements
 from nova.capture.guards import _MISSING as MISSING
 from nova.capture.guards import _short, same_literal
 from nova.capture.interrupts import Interrupts
@@ -52,7 +52,6 @@ from nova.capture.sources import (
 from nova.capture.wrappers import inside
 from nova.errors import CaptureError, SourceLine
 
-MEMORY_LIMIT = 256 << 20  # bytes of arrays that are copied before a step is recorded
 ADVICE = "A captured step is replayed without running its Python; move this out of the step"
 
 

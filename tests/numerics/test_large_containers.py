@@ -9,6 +9,7 @@ import pytest
 import torch
 from replay_case import interpreted
 
+import nova
 from nova.capture import guard_builder, sources
 
 COUNT = 2500  # more than a container of numbers has slots for
@@ -119,3 +120,26 @@ def test_more_entries_than_are_looked_into(monkeypatch, capsys):
     items[7] = Item(9)
     assert [float(step(torch.ones(()))) for _ in range(2)] == [9.0, 9.0]
     assert "changes beyond them are not seen" in capsys.readouterr().err
+
+
+LARGE_MEMORY = {
+    "array": (np.ones(1 << 18), 5),
+    "array with gaps": (np.ones((512, 1024))[:, ::2], (3, 4)),
+    "bytes": (bytearray(b"\1" * (2 << 20)), 9),
+    "array of many": ([np.ones(3) for _ in range(2500)], 7),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_MEMORY)
+def test_what_changes_in_large_memory_is_seen(name):
+    """More than is digested on every call: compared with a copy."""
+    memory, at = LARGE_MEMORY[name]
+    read = (lambda: float(memory[at][1])) if isinstance(memory, list) else (lambda: float(memory[at]))
+    step = nova.jit(lambda x: x * read())
+    x = torch.ones(3)
+    assert [float(step(x)[0]) for _ in range(2)] == [1.0, 1.0] and step.captures == 1
+    if isinstance(memory, list):
+        memory[at][1] = 3
+    else:
+        memory[at] = 3
+    assert [float(step(x)[0]) for _ in range(2)] == [3.0, 3.0] and step.captures == 2

@@ -109,7 +109,7 @@ def test_what_is_too_large_to_copy_is_said_once(monkeypatch, capsys):
     large = np.zeros(100)
     step = nova.jit(lambda x: x * large[0], backend="interpret")
     step(torch.ones(2))
-    assert "whether it writes to large is not seen" in capsys.readouterr().err
+    assert "what changes in large is not seen" in capsys.readouterr().err
 
 
 def test_attributes_written():
