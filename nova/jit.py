@@ -35,6 +35,22 @@ VARIANTS = 128  # captures a step; the least recently used goes
 _disabled = 0
 recording: set[int] = set()  # threads that are recording a step
 one_recording = threading.RLock()  # held while a step is recorded, and looked for where no binding holds
+PATIENCE = 10.0  # seconds after which it is said that a call waits for another thread's recording
+
+
+@contextlib.contextmanager
+def _turn(name: str) -> Iterator[None]:
+    """This thread's turn to record. Where another's recording waits for this call it never comes: so it is said."""
+    if not one_recording.acquire(timeout=PATIENCE):
+        print(
+            f"nova: {name} waits while another thread records a step (which must not itself wait for this call)",
+            file=sys.stderr,
+        )
+        one_recording.acquire()
+    try:
+        yield
+    finally:
+        one_recording.release()
 
 
 class disable:
@@ -184,7 +200,7 @@ class Step:
             entered = self._bound(args, kwargs)
             if entered is not None:
                 return _run(self.function, *entered, args, kwargs)
-            with one_recording:  # if another thread is recording, the guards look at what it patches
+            with _turn(self.name):  # if another thread is recording, the guards look at what it patches
                 entered = self._bound(args, kwargs) if self._variants else None
                 if entered is None:
                     return self._other(args, kwargs)

@@ -115,11 +115,15 @@ def _entries(items: Collection[Any]) -> Collection[Any]:
     return (*items, *items.values()) if isinstance(items, dict) else items
 
 
+_GONE = object()  # in place of an entry that died: None may be an entry
+
+
 def _reference(obj: Any) -> Any:
     try:
-        return weakref.ref(obj)
+        reference = weakref.ref(obj)
     except TypeError:
         return lambda: obj
+    return lambda: _GONE if (found := reference()) is None else found
 
 
 def address(obj: Any) -> int:

@@ -99,11 +99,11 @@ def _one_hot(mode: FunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[
     """PyTorch looks for the largest class before it makes its zeros. With the number of classes given, scattering looks
     at each."""
 
-    def run(tensor: Tensor, num_classes: int = -1) -> Tensor:
-        if num_classes <= 0 or tensor.dtype != torch.int64:
-            return func(tensor, num_classes)
-        zeros = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64, device=tensor.device)
-        return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
+    def run(input: Tensor, num_classes: int = -1) -> Tensor:
+        if num_classes <= 0 or input.dtype != torch.int64:
+            return func(input, num_classes)
+        zeros = torch.zeros((*input.shape, num_classes), dtype=torch.int64, device=input.device)
+        return zeros.scatter_(-1, input.unsqueeze(-1), 1)
 
     return run(*_concrete(args), **_concrete(kwargs))
 

@@ -39,6 +39,8 @@ from nova.capture.views import (
 )
 from nova.errors import UnsupportedError
 
+Place = tuple[int, int, torch.device, bool]  # of memory: address, bytes, device; whether it is the user's
+
 
 @functools.cache
 def _device_name(device: torch.device) -> str:
@@ -94,9 +96,7 @@ class Values:
     ):  # fmt: skip
         self.emit, self.placeholder, self.on_lift, self.at_start = emit, placeholder, on_lift, at_start
         self.storages: dict[int, Storage] = {}
-        self._by_memory: dict[
-            tuple[Any, ...], Storage
-        ] = {}  # inputs, by where they lie and whether they are the user's
+        self._by_memory: dict[Place, Storage] = {}  # inputs
         self._same: list[StorageWeakRef] = []  # other storages over the memory of an input
         self.widened = 0  # how often a placeholder was replaced by a wider one
         self.opaque: dict[int, tuple[Tensor, fx.Node]] = {}  # tensors without a storage of their own (sparse)

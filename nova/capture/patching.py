@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 def _here(value: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     this, current = threading.get_ident(), threading.get_ident
 
+    @functools.wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
         return (value if current() == this else original)(*args, **kwargs)
 

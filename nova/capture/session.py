@@ -134,7 +134,9 @@ def _refuse_subclasses(objects: ObjectMap, line: SourceLine | None) -> None:
             tensor.is_nested or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
         ):
             name = "nested tensor" if type(tensor) is torch.Tensor else type(tensor).__name__
-            raise UnsupportedError(f"{source} is a {name}, which cannot be an input of the step; make it inside", line)
+            raise UnsupportedError(
+                f"{source} is a {name}, which cannot be an input of the step; pass its parts, or a padded tensor", line
+            )
 
 
 def _settled(

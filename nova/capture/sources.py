@@ -179,6 +179,8 @@ _KINDS: dict[type, str] = {
     types.MethodDescriptorType: "builtin",
     types.WrapperDescriptorType: "builtin",
     types.CodeType: "opaque",
+    torch._ops.OpOverload: "opaque",  # PyTorch's operators fill in attributes as they are used
+    torch._ops.OpOverloadPacket: "opaque",
     types.ModuleType: "pymodule",
     functools.partial: "partial",
     type: "class",

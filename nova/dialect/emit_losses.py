@@ -118,7 +118,7 @@ def binary_cross_entropy_backward(
     """dy * (x - target) / max((1 - x) * x, 1e-12)."""
     b = e.b
     share = _spread(e, dy, x.shape, reduction)
-    x, target = e.wide(x), e.wide(target)
+    x, target = (b.op("probability", e.wide(value)) for value in (x, target))  # the loss may be asked for by nobody
     spread = b.op("mul", b.op("sub", b.constant(1, x.dtype), x), x)
     slope = b.op("div", b.op("sub", x, target), b.op("maximum", spread, b.constant(1e-12, x.dtype)))
     result = b.op("mul", share, slope)
@@ -222,15 +222,19 @@ def nll_loss_backward(
     ignore_index: int,
     total: Value,
 ) -> Value:
-    """-dy * weight[c] where c is the target, else 0: a comparison with an index, no scatter."""
+    """-dy * weight[target] where the class is the target, else 0: a comparison with an index, no scatter. The weight is
+    looked up, even where all are 1, so that a bad target is an error here too: nobody may ask for the loss."""
     b, dim = e.b, _class_dim(x)
+    column = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
     share = b.op("neg", e.wide(dy))
     if reduction == 1:
         share = b.op("div", share, e.wide(total))
     if reduction == 0:
-        share = b.reshape(share, (*x.shape[:dim], 1, *x.shape[dim + 1 :]))
-    if weight is not None:
-        share = b.op("mul", share, b.reshape(e.wide(weight), (x.shape[dim],) + (1,) * (x.rank - dim - 1)))
+        share = b.reshape(share, column)
+    weights = b.full((x.shape[dim],), 1, share.dtype) if weight is None else e.wide(weight)
+    safe = b.where(b.op("ne", target, b.constant(ignore_index, "i64")), target, b.constant(0, "i64"))
+    factor = b.create("take", [weights, safe], [(target.shape, share.dtype)])
+    share = b.op("mul", share, b.reshape(factor, column))
     return e.finish(b.where(_is_target(e, x, target, ignore_index), share, b.constant(0, share.dtype)))
 
 

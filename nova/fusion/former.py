@@ -280,7 +280,9 @@ class Former:
                 continue
             if any(value in self.outputs for member in other.ops for value in member.results) and group.kind != "loops":
                 continue
-            reason = self.rebuild(group, [*other.ops, *group.ops], other.clones | group.clones)
+            reason = profit.needs_own_buffer(self, other, op) or self.rebuild(
+                group, [*other.ops, *group.ops], other.clones | group.clones
+            )
             if reason is not None:
                 self.report.add("refused", op, other.name, reason)
                 continue

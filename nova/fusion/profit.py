@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from nova.fusion.former import Former
 
 FAR = 48  # ops between a kernel and an op that would lengthen the life of a value by joining it
-LARGE, TRIFLE = 64 << 20, 64  # bytes that a kernel reads, and their share, from which a launch of its own is nothing
+LARGE_READ = 64 << 20  # bytes that a kernel reads, beside which a launch more is nothing
+NEGLIGIBLE = 1 / 64  # of what a kernel reads
 MAX_LOOK = 10  # elementwise ops looked ahead for something that stores their result
 
 
@@ -50,7 +51,7 @@ def waits_for_little(former: Former, group: Group, op: Op) -> str | None:
         return None
     read = {former.base(value) for member in group.ops for value in member.operands}
     most, shared = max((value.bytes for value in read), default=0), sum(value.bytes for value in bases & read)
-    if most < LARGE or shared * TRIFLE > most:
+    if most < LARGE_READ or shared > NEGLIGIBLE * most:
         return None
     return f"shares {shared} B with a kernel that reads {most} B, and its readers would wait for that"
 

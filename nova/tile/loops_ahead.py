@@ -1,7 +1,7 @@
 """Loads that run ahead of their use while a block walks over tiles, so that memory is busy while a tile is computed.
 
     %x, %next = iter_args         tile i, tile i + 1, in registers
-    %later = load tile i + 2      begun before tile i is computed; clamped to the last tile
+    %later = load tile i + 2      begun before tile i is computed; tile i again where there is none
 
 A turn of the loop takes `depth` tiles: then what was loaded for a tile stays in its registers until its turn. Handing
 it on from register to register would wait for it, a whole tile too early. (On an H200 8-byte cp.async into shared

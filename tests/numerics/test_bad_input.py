@@ -112,6 +112,11 @@ CHECKED = {
     "input": (lambda a: F.binary_cross_entropy(a, torch.ones(4)), torch.rand(4), torch.tensor([0.5, 1.5, 0, 1])),
     "target": (lambda a: F.binary_cross_entropy(torch.ones(4), a), torch.ones(4), torch.tensor([0.5, math.nan, 0, 1])),
     "one hot": (lambda a: F.one_hot(a.long(), 3), torch.ones(4), torch.full((4,), 3.0)),
+    "one hot by keywords": (
+        lambda a: F.one_hot(input=a.long(), num_classes=3),
+        torch.ones(4),
+        torch.full((4,), 3.0),
+    ),
 }
 
 
@@ -126,6 +131,40 @@ def test_a_check_of_values_is_made_on_every_call(name):
         step(bad)
     torch.testing.assert_close(step(good), function(good))
     assert step.captures == 1
+
+
+UNASKED = {
+    "nll_loss": (lambda y, t: F.nll_loss(y.log_softmax(1), t), torch.tensor([0, 2]), torch.tensor([0, 7])),
+    "nll_loss of images": (
+        lambda y, t: F.nll_loss(y.log_softmax(1)[..., None], t, reduction="sum"),
+        torch.tensor([[0], [2]]), torch.tensor([[-1], [2]]),
+    ),
+    "cross_entropy": (F.cross_entropy, torch.tensor([0, 2]), torch.tensor([0, 3])),
+    "binary_cross_entropy": (
+        lambda y, t: F.binary_cross_entropy(y.sigmoid(), t), torch.rand(2, 3), torch.full((2, 3), 1.5),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNASKED)
+def test_a_bad_target_is_found_where_nobody_asks_for_the_loss(name):
+    """The gradient is all that is left of it."""
+    function, good, bad = UNASKED[name]
+    model = torch.nn.Linear(4, 3)
+
+    @nova.jit
+    def step(x, target):
+        model.weight.grad = None
+        function(model(x), target).backward()
+        return model.weight.grad * 1
+
+    x = torch.randn(2, 4)
+    for _ in range(2):
+        step(x, good)
+    with pytest.raises((IndexError, RuntimeError)):
+        step(x, bad)
+    with pytest.raises((IndexError, RuntimeError)):
+        function(model(x), bad)
 
 
 @pytest.mark.parametrize("make", [

@@ -73,6 +73,10 @@ def test_unary(name):
     run(name, [x], expected)
 
 
+def test_probability():
+    run("probability", [torch.tensor([0.0, 0.25, 1.0], dtype=f64)], torch.tensor([0.0, 0.25, 1.0], dtype=f64))
+
+
 PARAMETRIC = {
     "gelu": (lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))), {"approximate": "none"}),
     "softplus": (lambda x: torch.log1p(torch.exp(2 * x)) / 2, {"beta": 2.0, "threshold": 30.0}),

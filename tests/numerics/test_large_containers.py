@@ -143,3 +143,17 @@ def test_what_changes_in_large_memory_is_seen(name):
     else:
         memory[at] = 3
     assert [float(step(x)[0]) for _ in range(2)] == [3.0, 3.0] and step.captures == 2
+
+
+def test_none_is_not_what_has_died(monkeypatch):
+    """A container holds its entries weakly: what was collected in the meantime is not the None that stands there now."""
+    from nova.capture.contents import Entries
+
+    class Thing:
+        pass
+
+    kept, gone = Thing(), Thing()
+    entries = Entries([kept, gone, None])
+    assert entries.are([kept, gone, None])
+    del gone
+    assert not entries.are([kept, None, None])

@@ -161,7 +161,7 @@ def test_cross_entropy(shape: tuple[int, int], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_cross_entropy_and_its_gradient_together(shape: tuple[int, int], reduction: str, monkeypatch) -> None:
     """As for large logits: each row is read, and read again for its gradient."""
-    monkeypatch.setattr(profit, "LARGE", 0)
+    monkeypatch.setattr(profit, "LARGE_READ", 0)
     x, t = torch.randn(shape), torch.randint(0, shape[1], shape[:1])
 
     def both(x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
