@@ -196,6 +196,8 @@ def main(
 ) -> None:
     """Trains the same GPT eagerly and compiled, and prints both side by side."""
     where = torch.device(device)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("PyTorch finds no NVIDIA GPU here", param_hint="--device")
     data = corpus()
     cut = int(len(data) * 0.95)
     training = batches(data[:cut], steps, batch, context, seed, where)

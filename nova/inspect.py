@@ -46,7 +46,7 @@ def capture(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
     return Captured(recorded.step, options, seconds, recorded.inputs)
 
 
-@dataclass
+@dataclass(repr=False)
 class Captured:
     """Level 0: the step as one functional graph."""
 
@@ -54,6 +54,10 @@ class Captured:
     options: Options
     seconds: float
     inputs: list[Any]  # what each input of the signature stood for: tensors, numbers, None for the seed
+
+    def __repr__(self) -> str:
+        operations = sum(node.op == "call_function" for node in self.step.graph.nodes)
+        return f"<Captured: {operations} operations, {len(self.inputs)} inputs; see as_text()>"
 
     def as_text(self) -> str:
         """The graph, one operation a line."""
@@ -124,7 +128,7 @@ class ScheduledKernel:
         return ", ".join(shapes)
 
 
-@dataclass
+@dataclass(repr=False)
 class Lowered:
     """Levels 1 to 3: the outlined step and its scheduled kernels."""
 
@@ -134,6 +138,9 @@ class Lowered:
     decisions: list[Any]
     snapshots: dict[str, str]
     device: str | None = None  # where it can run here; None: code for another machine
+
+    def __repr__(self) -> str:
+        return f"<Lowered for {self.target.name}: {len(self.kernels)} kernels; see as_text()>"
 
     def as_text(self, level: str = "outline-kernels") -> str:
         """The step after a stage ("nova", "simplify", "form-dispatches", ...), or a kernel's level "kernel:stage"."""
@@ -170,12 +177,15 @@ class Lowered:
         return Compiled(self, pipeline.compile_step(step.step, self.target, step.options, device=device))
 
 
-@dataclass
+@dataclass(repr=False)
 class Compiled:
     """Levels 4 to 6 and the step program."""
 
     lowered: Lowered
     compilation: Compilation
+
+    def __repr__(self) -> str:
+        return f"<Compiled for {self.lowered.target.name}: kernels {', '.join(self.kernels)}; see as_text(kernel)>"
 
     def as_text(self, kernel: str) -> str:
         """Code of a kernel: PTX for a GPU, else LLVM IR."""

@@ -77,6 +77,7 @@ def test_every_level_of_the_step_and_of_a_kernel_prints(lowered):
     step_stages = [stage.name for stage in pipeline.STAGES if stage.scope == "step"]
     assert list(lowered.snapshots) == ["nova", *step_stages]
     assert "nova.linear" in lowered.as_text("nova") and "@step" in lowered.as_text()
+    assert repr(lowered).startswith("<Lowered for ") and "\n" not in repr(lowered)
     kernel = next(k for k in lowered.kernels if k.kind == "contraction")
     assert "linalg.generic" in lowered.as_text(f"{kernel.name}:nova-to-linalg")
     assert "lowering_config" in lowered.as_text(f"{kernel.name}:configure")
