@@ -17,10 +17,20 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path[:0] = [str(Path(__file__).parent), str(REPOSITORY)]
 from common import interleave_quietly, save
 
+from nova import pipeline
+from nova.mlir import context, ir, parse
+from nova.schedule import target as targets
 from tests.kernels import load_kernel
 
 ROWS, COLUMNS = 8192, 768
 KERNEL = REPOSITORY / "tests/ir/fusion/examples/layer_norm.mlir"
+
+
+def scheduled() -> str:
+    """The kernel with its schedule, as a compiled step has it."""
+    module = parse(KERNEL.read_text())
+    with context(), ir.Location.unknown():
+        return str(pipeline.run_pass("configure", module, targets.host()))
 
 
 def main(rounds: int = 25, threads: int = 1) -> None:
@@ -28,7 +38,7 @@ def main(rounds: int = 25, threads: int = 1) -> None:
     torch.set_num_threads(threads)
     x, weight, bias = torch.randn(ROWS, COLUMNS), torch.randn(COLUMNS), torch.randn(COLUMNS)
     y, mean, rstd = torch.empty_like(x), torch.empty(ROWS), torch.empty(ROWS)
-    kernel = load_kernel(KERNEL.read_text())
+    kernel = load_kernel(scheduled())
     pointers = kernel.pointers([x, weight, bias, y, mean, rstd])
     wanted = torch.native_layer_norm(x, [COLUMNS], weight, bias, 1e-5)[0]
     kernel.function(ctypes.addressof(pointers))

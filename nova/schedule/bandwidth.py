@@ -1,8 +1,7 @@
 """Schedules of memory-bound kernels: elementwise chains, row and column reductions, copies, optimizer updates.
 
 What binds them is bytes, so a schedule is a vector width, a grain of rows a task, a thread count and how outputs are
-stored. Outputs that together outgrow the last cache are streamed past it: reading a line only to overwrite it is a
-third of an elementwise kernel's traffic, and its reader finds nothing in the cache either way.
+stored: outputs of a kernel that outgrows the last cache are streamed past it (`streams`).
 """
 
 from __future__ import annotations
@@ -107,19 +106,27 @@ def schedule_list(target: Target) -> LoopSchedule:
     return LoopSchedule("list", vector, threads, 1, reasons=(reason,))
 
 
+def streams(moved: int, written: int, target: CpuTarget) -> bool:
+    """Whether outputs go past the last cache: what a kernel moves does not fit there, and they are much of it.
+
+    Reading a line to overwrite it is then a third of the traffic, and takes the place of inputs that are still needed.
+    """
+    return moved >= target.l3 and written >= target.l3 // 2
+
+
 def _cpu(p: LoopProblem, target: CpuTarget) -> LoopSchedule:
     lanes = target.lanes(p.dtype) if ELEMENT_BYTES.get(p.dtype, 4) >= 4 else target.lanes("f32")
     serial = model.cpu_seconds(target, p.bytes, p.operations / lanes, threads=1)
     tasks = p.rows if p.rows > 1 else max(1, p.columns // 4096)
     threads = min(target.cores, max(tasks, 1)) if serial > FORK_WORTH else 1
-    nontemporal = p.bytes_written >= target.l3
+    nontemporal = streams(p.bytes, p.bytes_written, target)
     seconds = model.cpu_seconds(target, p.bytes, p.operations / lanes, threads)
     reasons = [
         f"{p.bytes / 1e6:.2f} MB, {p.operations:.3g} operations: {serial * 1e6:.1f} us on one thread",
         f"{threads} threads" if threads > 1 else "one thread: less work than a fork is worth",
     ]
     if nontemporal:
-        reasons.append(f"streaming stores: {p.bytes_written >> 20} MiB written, {target.l3 >> 20} MiB of last cache")
+        reasons.append(f"streaming stores: {p.bytes >> 20} MiB moved, {target.l3 >> 20} MiB of last cache")
     return LoopSchedule(
         "loops", lanes, threads, max(1, tasks // max(threads * 4, 1)), nontemporal,
         prefetch=nontemporal and p.row_reductions > 0, seconds=seconds, reasons=tuple(reasons),

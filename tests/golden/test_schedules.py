@@ -178,8 +178,10 @@ def test_layer_norm_streams_its_output_past_the_cache() -> None:
     size = 8192 * 768 * 4
     problem = LoopProblem(8192, 768, size, size, 8192 * 768 * 10.0, row_reductions=2)
     zen = schedule_loops(problem, targets.CPU_PRESETS["zen3"])
-    small_cache = schedule_loops(problem, targets.cpu("small", cores=2, ghz=2.5, l3=8 << 20))
-    assert not zen.nontemporal and small_cache.nontemporal and small_cache.prefetch
+    large_cache = schedule_loops(problem, targets.cpu("large", cores=2, ghz=2.5, l3=96 << 20))
+    assert zen.nontemporal and zen.prefetch and not large_cache.nontemporal
+    reduced = LoopProblem(8192, 768, 4 * size, 8192 * 4, 8192 * 768.0, row_reductions=1)
+    assert not schedule_loops(reduced, targets.CPU_PRESETS["zen3"]).nontemporal
     h200 = schedule_loops(problem, targets.by_name("h200"))
     assert (h200.vector, h200.rows_per_block) == (4, 4)
     assert h200.seconds == pytest.approx(2 * size / 4.8e12, rel=0.5)
