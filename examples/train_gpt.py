@@ -169,7 +169,7 @@ def plot(runs: list[Run], path: Path) -> None:
 def report(runs: list[Run], tokens: int) -> None:
     eager, compiled = runs
     table = Table(title="Eager PyTorch and Nova, same weights, same batches")
-    for column in ("", "tokens/s", "ms/step", "first step s", "step memory MB", "train loss", "validation loss"):
+    for column in ("", "tokens/s", "ms/step", "first step s", "step memory MB", "train loss", "val. loss"):
         table.add_column(column, justify="left" if not column else "right")
     for run in runs:
         ms = median(run.seconds) * 1e3
