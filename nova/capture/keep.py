@@ -259,7 +259,7 @@ def _row_weights(
 def cross_entropy(
     logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, label_smoothing: float, reduction: int
 ) -> tuple[Tensor, Tensor]:
-    """F.cross_entropy of 2-d logits and class indices, and the log-sum-exp of each row (float32)."""
+    """F.cross_entropy of 2-d logits and class indices, and each row's log-sum-exp in the type of the computation."""
     compute = _compute_type(logits.dtype)
     valid, safe, row_weight = _row_weights(logits, target, weight, ignore_index, compute)
     z = logits.to(compute)
@@ -279,7 +279,7 @@ def cross_entropy(
         if reduction == MEAN:
             smooth = smooth / (valid.sum() if weight is None else row_weight.sum())
         loss = (1.0 - label_smoothing) * loss + (label_smoothing / logits.shape[1]) * smooth
-    return loss.to(logits.dtype), lse.float()
+    return loss.to(logits.dtype), lse
 
 
 def cross_entropy_backward(
@@ -290,8 +290,7 @@ def cross_entropy_backward(
     compute = _compute_type(logits.dtype)
     valid, safe, row_weight = _row_weights(logits, target, weight, ignore_index, compute)
     z = logits.to(compute)
-    exact = lse.to(compute) if compute == torch.float32 else torch.logsumexp(z, 1)
-    p = torch.exp(z - exact.unsqueeze(1))
+    p = torch.exp(z - lse.unsqueeze(1))
     upstream = dloss.to(compute)
     hard = upstream * row_weight * (1.0 - label_smoothing)
     soft = upstream * (label_smoothing / logits.shape[1])

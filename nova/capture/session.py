@@ -36,6 +36,7 @@ from nova.errors import CaptureError, NovaError, SourceLine, UnsupportedError
 from nova.jit import one_recording
 from nova.jit import recording as recording_threads
 
+_RNN_CACHES = (("attr", "_flat_weights"), ("attr", "_flat_weight_refs"))
 _ITEMS = [("item", i) for i in range(4)]  # of a tuple of numbers, such as betas
 
 
@@ -281,6 +282,8 @@ class _Policy:
         return self._effects
 
     def allows(self, change: Change) -> bool:
+        if isinstance(change.holder.obj, torch.nn.RNNBase) and change.step in _RNN_CACHES:
+            return True  # lists of its own weights, which it makes anew after one was replaced
         allowed = self._allows(change)
         # State that the first step creates is an input like any later step's: it must exist on the next call.
         created = (change.before is None or change.before is MISSING) and isinstance(change.after, (torch.Tensor, dict))

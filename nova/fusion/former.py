@@ -278,6 +278,8 @@ class Former:
                 continue
             if other.position <= self.barrier < group.position:
                 continue
+            if group.root is not None and any(self.home.get(self.base(v)) is other for v in group.root.operands):
+                continue  # what a contraction multiplies must be there before its kernel runs
             if any(value in self.outputs for member in other.ops for value in member.results) and group.kind != "loops":
                 continue
             reason = profit.needs_own_buffer(self, other, op) or self.rebuild(

@@ -13,6 +13,7 @@ from replay_case import interpreted
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import nova
 from nova.capture.record import record
 from nova.errors import CaptureError
 
@@ -762,3 +763,35 @@ def test_double_precision():
         )
 
     agree(build, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_a_recurrent_layer_whose_weights_were_replaced(kind):
+    """It makes lists of its weights anew on its next call, inside the step."""
+    layer, x = kind(3, 2), torch.ones(2, 1, 3)
+
+    @nova.jit
+    def step(x):
+        layer.zero_grad()
+        layer(x)[0].sum().backward()
+        return layer.weight_ih_l0.grad * 1
+
+    for _ in range(2):
+        layer.load_state_dict({k: v.clone() * 0.5 for k, v in layer.state_dict().items()}, assign=True)
+        found = [step(x), step(x)]
+        layer.zero_grad()
+        layer(x)[0].sum().backward()
+        for gradient in found:
+            torch.testing.assert_close(gradient, layer.weight_ih_l0.grad)
+
+
+@pytest.mark.parametrize("how", [{}, {"reduction": "sum"}, {"label_smoothing": 0.1}])
+def test_float64_cross_entropy_keeps_its_precision(how):
+    x, target = (torch.randn(5, 7, dtype=torch.float64) * 5).requires_grad_(), torch.tensor([0, 6, 2, 3, 3])
+
+    def gradient(x, target):
+        return torch.autograd.grad(torch.nn.functional.cross_entropy(x, target, **how), x)[0]
+
+    step = nova.jit(gradient)
+    for _ in range(3):
+        torch.testing.assert_close(step(x, target), gradient(x, target), rtol=1e-13, atol=1e-15)
