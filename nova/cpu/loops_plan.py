@@ -293,8 +293,7 @@ def _choose_tasks(kernel: Kernel, nest: Nest, target: CpuTarget) -> None:
     elif nest.split is None and rows:
         nest.rows_per_task = 1
     nest.threads = max(1, min(wanted, nest.tasks, target.cores))
-    written = sum(_store_bytes(kernel, o) for g in nest.generics for o in g.outputs)
-    nest.nontemporal = bool(config.get("nontemporal", written >= target.l3))
+    nest.nontemporal = bool(config.get("nontemporal", False))  # (schedule/bandwidth.streams)
     nest.prefetch = bool(config.get("prefetch", nest.nontemporal and nest.split is None and len(nest.steps) > 1))
 
 
@@ -305,10 +304,6 @@ def _rows_per_partial(nest: Nest, rows: int) -> int:
     size = sum(c.size * ln.bytes_of(c.output.element) for c in nest.cross)
     most = max(16, PARTIAL_BUDGET // max(size, 64))
     return max(32, math.isqrt(rows), -(-rows // most))
-
-
-def _store_bytes(kernel: Kernel, output: Output) -> int:
-    return math.prod(output.shape) * ln.bytes_of(output.element) * len(output.stores)
 
 
 def _generic_seconds(kernel: Kernel, generic: Generic) -> float:

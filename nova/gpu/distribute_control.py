@@ -77,9 +77,12 @@ def for_(it: Distributor, op: Op) -> None:
     Its first scratch waits for what threads may still read of the last iteration. What that is shows at the body's end,
     so an outermost loop where it mattered is written again, and kept if it then ends as was supposed.
     """
+    if it.loops:
+        _loop(it, op, None)
+        return
     before = it.checkpoint()
     reading = _loop(it, op, None)
-    if reading is None or it.loops:
+    if reading is None:
         return
     it.roll_back(before)
     again = _loop(it, op, reading)

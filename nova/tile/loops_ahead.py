@@ -21,8 +21,8 @@ from nova.tile.text import Operand, Value
 
 
 @dataclass(frozen=True)
-class Place:
-    """The walk: `count` tiles, of which a block takes every `step`-th, in a column of tiles."""
+class Tiles:
+    """What is walked over: `count` tiles, of which a block takes every `step`-th, in a column of tiles."""
 
     count: int
     column: Operand
@@ -44,8 +44,8 @@ class Queue:
     tile's values first.
     """
 
-    def __init__(self, walk: Walk, first: Body, depth: int, place: Place):
-        self.walk, self.domain, self.depth, self.place = walk, first.domain, depth, place
+    def __init__(self, walk: Walk, first: Body, depth: int, tiles: Tiles):
+        self.walk, self.domain, self.depth, self.tiles = walk, first.domain, depth, tiles
         self.keys = [*first.wide_keys(), *first.row_keys()] if depth else []
         self.parts = [first.load(*key) for key in self.keys]
         self.carried: list[Value] = []
@@ -74,9 +74,9 @@ class Queue:
     def _later(self, tile: Operand, steps: int) -> Operand:
         """The tile so many further on; the same once more where there is none, which costs no memory traffic."""
         program = self.walk.program
-        index = program.add(tile, steps * self.place.step)
-        return program.select(program.compare("slt", index, self.place.count), index, program.scalar(tile))
+        index = program.add(tile, steps * self.tiles.step)
+        return program.select(program.compare("slt", index, self.tiles.count), index, program.scalar(tile))
 
     def _load(self, tile: Operand) -> Sequence[Value]:
-        body = self.walk.body(tile, self.place.column, self.place.step)
+        body = self.walk.body(tile, self.tiles.column, self.tiles.step)
         return [body.domain.value(body.load(*key)) for key in self.keys]

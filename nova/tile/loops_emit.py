@@ -15,7 +15,7 @@ from nova.fusion.kernel import Index, Kernel, Linear, Structured, Tensor
 from nova.schedule.bandwidth import TileShape
 from nova.tile.expressions import Part, memory_element
 from nova.tile.layout import NestedLayout
-from nova.tile.loops_ahead import Place, Queue
+from nova.tile.loops_ahead import Queue, Tiles
 from nova.tile.loops_body import Body, combined, computed, constant_tile, finished, reduced, start_of
 from nova.tile.loops_plan import Nest, Total, rounds
 from nova.tile.loops_space import ROW, Frame, Memory, decode
@@ -201,7 +201,7 @@ class _Totals:
         """All tiles of a part. While one is computed the loads of the next ones are under way (`loops_ahead`)."""
         program, count, depth = self.program, len(accumulators.start), self.work.shape.ahead
         first = self.body(part, column, parts)
-        queue = Queue(self, first, depth, Place(tiles, column, parts))
+        queue = Queue(self, first, depth, Tiles(tiles, column, parts))
         columns = first.prefetch_columns() if depth and not self.work.flat_total else []
         start = [*accumulators.start, *queue.start(part)]
 
