@@ -195,11 +195,12 @@ def _reads_overwritten(
         source, target = kernel.args[operand], kernel.outs[result]
         if source not in reads or target in own:
             continue
-        known: set[Tensor] = {target}  # what depends on the result
+        known: set[Tensor] = {target}  # what is there only once the result is
         for other in kernel.ops:
-            if other.reads() & known:
-                if other is op:
-                    return True
+            depends = bool(other.reads() & known)
+            if depends and other is op:
+                return True
+            if depends or target in other.writes():
                 known |= other.writes()
     return False
 
