@@ -29,7 +29,7 @@ from typing import Any
 
 from nova.errors import CompileError
 from nova.gpu.registers import SHARED, ThreadCode, element_bytes
-from nova.gpu.shared_arena import Area, Arena
+from nova.gpu.shared_arena import Area, Arena, Cut
 from nova.mlir import ir
 from nova.tile.layout import WARP, NestedLayout
 from nova.tile.text import Operand, Value
@@ -205,23 +205,26 @@ class Distributor(ThreadCode):
         return area.start
 
     @contextmanager
-    def scratch(self, size: int) -> Iterator[Value]:
-        """A pointer to bytes that any thread may write now, and read after a `barrier`, until the end of the block."""
-        area = self._take(size, 128)
+    def scratch(self, size: int, cut: Cut | None = None) -> Iterator[Value]:
+        """A pointer to bytes that any thread may write now, and read after a `barrier`, until the end of the block.
+
+        `cut`: each group of warps uses a piece of its own, and the barrier is that of its group."""
+        area = self._take(size, 128, cut)
         yield self.shared(area.start)
         self.arena.release(area)
 
-    def _take(self, size: int, alignment: int) -> Area:
-        area, wait = self.arena.take(size, alignment)
+    def _take(self, size: int, alignment: int, cut: Cut | None = None) -> Area:
+        area, wait = self.arena.take(size, alignment, cut)
         if wait:
             self.barrier()
         return area
 
-    def barrier(self, by_warp: bool = False) -> None:
-        """All threads of the block, or of each warp, wait and see each other's shared memory."""
-        self.barrier_line(by_warp)
+    def barrier(self, by_warp: bool = False, warps: int = 0) -> None:
+        """All threads of the block, or of each warp, or of each group of so many warps, wait and see each other's
+        shared memory."""
+        self.barrier_line(by_warp, warps)
         if not by_warp or self.threads <= WARP:
-            self.arena.synchronised()
+            self.arena.synchronised(warps)
 
     # --- the walk ---
 
@@ -264,10 +267,10 @@ class Distributor(ThreadCode):
     def function(self) -> str:
         """The text of the whole function."""
         operations = list(self.block.operations)
-        looping = max((place for place, op in enumerate(operations) if _loops(op.operation)), default=-1)
+        waiting = max((place for place, op in enumerate(operations) if _waits(op.operation)), default=-1)
         if self.dependent:
             self.line("nvvm.griddepcontrol wait")
-            if looping < 0:
+            if waiting < 0:
                 self.line("nvvm.griddepcontrol launch_dependents")
         for position, op in self.in_order(operations):
             self.position = position
@@ -275,7 +278,7 @@ class Distributor(ThreadCode):
             for last_use, area in [e for e in self.expiring if e[0] <= position]:
                 self.expiring.remove((last_use, area))
                 self.arena.release(area)
-            if self.dependent and position == looping:
+            if self.dependent and position == waiting:
                 self.line("nvvm.griddepcontrol launch_dependents")
         arguments = ", ".join(f"{a.name}: {a.element}" for a in self.arguments)
         attributes = f"gpu.kernel, nvvm.kernel, nvvm.reqntid = array<i32: {self.threads}>"
@@ -309,11 +312,11 @@ class Distributor(ThreadCode):
         return found
 
 
-def _loops(operation: Any) -> bool:
-    """Whether an op is a loop or holds one."""
-    if operation.name == "scf.for":
+def _waits(operation: Any) -> bool:
+    """Whether an op is a loop, or brings a loop's sums together, or holds such an op."""
+    if operation.name in ("scf.for", "nova_tile.reduce_scatter"):
         return True
-    return any(_loops(op.operation) for region in operation.regions for block in region.blocks for op in block)
+    return any(_waits(op.operation) for region in operation.regions for block in region.blocks for op in block)
 
 
 def distribute(module: ir.Module, dependent: bool = False) -> str:
@@ -321,7 +324,7 @@ def distribute(module: ir.Module, dependent: bool = False) -> str:
 
     `dependent`: a launch may begin while the one before it ends, so each thread first waits for that one's results
     (griddepcontrol, PTX ISA 9.7.13.13, from sm_90), and after its last loop lets the next launch begin likewise:
-    earlier, that one's blocks would only take up places.
+    earlier, that one's blocks would only take up places, and all of them on the few SMs that are free first.
 
     Raises CompileError for an op without a lowering, or tiles whose layouts do not fit together.
     """

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from nova.errors import CompileError
 from nova.gpu.distribute import Distributor, Op, lowers
-from nova.gpu.shared_arena import Area
+from nova.gpu.shared_arena import State
 from nova.tile.text import Value
 
 
@@ -86,12 +85,12 @@ def for_(it: Distributor, op: Op) -> None:
         return
     it.roll_back(before)
     again = _loop(it, op, reading)
-    if again is None or not set(again) <= set(reading):
+    if again is None or not again.within(reading):
         it.roll_back(before)
         _loop(it, op, None)
 
 
-def _loop(it: Distributor, op: Op, reading: Sequence[Area] | None) -> Sequence[Area] | None:
+def _loop(it: Distributor, op: Op, reading: State | None) -> State | None:
     """Writes the loop. Returns what threads may be reading at the end of its body, if they waited at its top."""
     low, high, step, *tiles = [it.of(v) for v in op.operands]
     inits = [_words(it, v) for v in tiles]
@@ -109,13 +108,13 @@ def _loop(it: Distributor, op: Op, reading: Sequence[Area] | None) -> Sequence[A
         inside = [_tile(it, v, tile) for v, tile in zip(carried, tiles, strict=True)]
         it.known.update(zip(block.arguments, [counter, *inside], strict=True))
         _emit_yield(it, [_words(it, v) for v in _yielded(it, block)], inits)
-        ends, unknown = it.arena.state()
+        ends = it.arena.state()
     it.loops -= 1
     it.line("}")
     after = [_tile(it, v, tile) for v, tile in zip(results, tiles, strict=True)]
     it.known.update(zip(op.results, after, strict=True))
     waited = it.arena.blind > blind or reading is not None
-    return ends if waited and not unknown else None
+    return ends if waited and not ends.everything else None
 
 
 @lowers("scf.if")

@@ -3,7 +3,8 @@
     registers   %lo = shuffle %x [0, 1, ..]; %hi = shuffle %x [n/2, ..]; %x = addf %lo, %hi          log2 steps
     lanes       %y = nvvm.shfl.sync bfly %x, 8; %x = addf %x, %y             only the lane bits of the reduced dims;
                 of two values each of two threads first takes one: half the shuffles, and one at the end to tell
-    warps       store to scratch; barrier; every thread loads what its partners have and combines it in their order
+    warps       store to scratch; barrier; every thread loads what its partners have and combines it in their order;
+                where partners are some of the block's warps, the barrier is theirs alone
 
 Reductions that stand one after the other and are alike go through lanes and warps together: one barrier for all.
 
@@ -13,17 +14,21 @@ So every thread that holds an element of the result computes the same bits, on e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 
 from nova.errors import CompileError
 from nova.gpu.distribute import Distributor, Op, lowers
+from nova.gpu.distribute_layout import through_shared
 from nova.gpu.registers import count_of, element_bytes
-from nova.tile.layout import NestedLayout
+from nova.gpu.shared_arena import Cut
+from nova.tile.layout import WARP, NestedLayout
 from nova.tile.text import Operand, Value
 
 HALVES = ("bf16", "f16")
 MOST_TOGETHER = 4  # reductions that share a barrier
+BARRIERS = 16  # that a block has, by number
 SHARED_OUT = 3  # steps of a butterfly from which two threads share their values out
 
 
@@ -47,6 +52,47 @@ def reduce(it: Distributor, op: Op) -> None:
             it.set(o.results[0], it.extract(total, number))
 
 
+@lowers("nova_tile.reduce_scatter")
+def reduce_scatter(it: Distributor, op: Op) -> None:
+    """The shares of the warps, side by side in shared memory; every thread adds up those of the elements it keeps."""
+    if op.results[0] in it.known:
+        return
+    source, target, dims, kind = op["source"], op["layout"], op["dims"], op["kind"]
+    together = [op, *_alike(it, op)]
+    parts = [reduce_registers(it, it.tile(o.operands[0], source), source, dims, kind) for o in together]
+    total = reduce_lanes(it, it.concat(parts), source, dims, kind)
+    shares, own = _side_by_side(source, target, dims, len(together))
+    total = through_shared(it, Value(total.name, total.element, total.shape, shares), shares, own)
+    total = reduce_registers(it, total, own, [d + 1 for d in dims], kind)
+    for number, o in enumerate(together):
+        it.set(o.results[0], it.take(total, range(number * target.registers, (number + 1) * target.registers), target))
+
+
+def _side_by_side(
+    source: NestedLayout, target: NestedLayout, dims: Sequence[int], count: int
+) -> tuple[NestedLayout, NestedLayout]:
+    """`count` tiles along a new first dimension, with one element for each warp along `dims`: as they are when the
+    lanes are reduced, and with all shares in the registers of the thread that adds them up."""
+    left = iter(range(target.rank))
+    shares: list[tuple[int, ...]] = []
+    own: list[tuple[int, ...]] = []
+    for d in range(source.rank):
+        warps, stride = source.subgroup[d], source.subgroup_strides[d]
+        if d in dims:
+            shares.append((warps, 1, 1, 1, 1, stride, 0))
+            own.append((1, warps, 1, 1, 1, 0, 0))
+        else:
+            shares.append(_dimension(source, d))
+            own.append(_dimension(target, next(left)))
+    first = (1, count, 1, 1, 1, 0, 0)
+    return (NestedLayout(*zip(first, *shares, strict=True)), NestedLayout(*zip(first, *own, strict=True)))
+
+
+def _dimension(layout: NestedLayout, d: int) -> tuple[int, ...]:
+    """What a layout says of one dimension, field by field."""
+    return tuple(getattr(layout, field.name)[d] for field in fields(layout))
+
+
 def _alike(it: Distributor, op: Op) -> list[Op]:
     """The reductions right after one that are like it and don't need it: all meet in shared memory at once."""
     found: list[Op] = []
@@ -54,7 +100,7 @@ def _alike(it: Distributor, op: Op) -> list[Op]:
         if operation.name != op.name or len(found) + 1 == MOST_TOGETHER:
             break
         other = Op(operation)
-        same = all(other[key] == op[key] for key in ("layout", "dims", "kind"))
+        same = all(other[key] == op[key] for key in ("source", "layout", "dims", "kind") if key in op)
         made = [o.results[0] for o in (op, *found)]
         if not same or other.operands[0].type != op.operands[0].type or other.operands[0] in made:
             break
@@ -149,11 +195,12 @@ def reduce_warps(it: Distributor, vector: Value, layout: NestedLayout, dims: Seq
     if boolean:
         vector = it.convert("arith.extui", vector, "i8")
     size = element_bytes(vector.element)
-    with it.scratch(slots.total * size) as scratch:
+    cut = _cut(it, layout, partners, slots.total * size)
+    with it.scratch(slots.total * size, cut) as scratch:
         own = it.offset(scratch, slots.own, vector.element)
         writer = it.first_copy(layout.project(dims), of_lanes=True)
         _write(it, vector, own, writer)
-        it.barrier()
+        it.barrier(warps=cut.warps if cut else 0)
         start = it.offset(scratch, slots.group, vector.element)
         if slots.lanes == 1:
             loaded = _read(it, start, 0, slots.registers * slots.partners, vector.element)
@@ -165,6 +212,16 @@ def reduce_warps(it: Distributor, vector: Value, layout: NestedLayout, dims: Seq
     if boolean:
         loaded = it.as_boolean(loaded)
     return tree(it, loaded, slots.partners, kind)
+
+
+def _cut(it: Distributor, layout: NestedLayout, dims: Sequence[int], size: int) -> Cut | None:
+    """Where the partners are neighbours, and not all warps of the block: their groups need not wait for each other."""
+    warps = int(np.prod([layout.subgroup[d] for d in dims]))
+    neighbours = {0} | {layout.subgroup_strides[d] * layout.subgroup[d] for d in dims}
+    groups = it.threads // (WARP * warps)
+    if max(neighbours) != warps or warps & (warps - 1) or it.threads % (WARP * warps) or not 1 < groups < BARRIERS:
+        return None
+    return Cut(warps, size)
 
 
 class _Slots:

@@ -416,8 +416,18 @@ class ThreadCode(Emitter):
 
     # --- between threads ---
 
-    def barrier_line(self, by_warp: bool = False) -> None:
-        self.line(f"nvvm.bar.warp.sync {self.constant(-1, 'i32').name} : i32" if by_warp else "nvvm.barrier")
+    def barrier_line(self, by_warp: bool = False, warps: int = 0) -> None:
+        """`warps`: groups of so many have a barrier each; number 0 is that of all threads (PTX ISA 9.7.13.1)."""
+        if by_warp:
+            self.line(f"nvvm.bar.warp.sync {self.constant(-1, 'i32').name} : i32")
+        elif warps:
+            number = self.once(
+                ("barrier", warps), lambda: self.int_op("addi", self.int_op("divui", self.warp(), warps), 1)
+            )
+            threads = self.constant(warps * WARP, "i32")
+            self.line(f"nvvm.barrier id = {number.name} number_of_threads = {threads.name}")
+        else:
+            self.line("nvvm.barrier")
 
     def shuffle_xor(self, value: Value, mask: int) -> Value:
         """A vector's registers as the lane whose number differs in `mask` has them."""

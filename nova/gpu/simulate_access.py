@@ -206,7 +206,7 @@ def _wait(c: Compiler, op: ir.Operation) -> Step:
 def _barrier(c: Compiler, op: ir.Operation) -> Step:
     where = c.where(op)
     if len(op.operands):
-        raise NotImplementedError(f"the simulator has no barrier of some warps only: {where}")
+        return _group_barrier(c, op)
 
     def step(s: Block) -> None:
         s.require_all(where)
@@ -218,6 +218,26 @@ def _barrier(c: Compiler, op: ir.Operation) -> Step:
     return step
 
 
+def _group_barrier(c: Compiler, op: ir.Operation) -> Step:
+    """nvvm.barrier with a number and a count: each group of neighbouring warps has a number of its own."""
+    where = c.where(op)
+    number, count = c.slots(op.operands)
+
+    def step(s: Block) -> None:
+        s.require_all(where)
+        threads = int(np.max(s.values[count]))
+        level = (threads // WARP).bit_length() - 1
+        numbers = s.everywhere(s.values[number]).reshape(-1)
+        groups = s.thread // threads
+        apart = len(np.unique(numbers)) == len({*zip(numbers, groups, strict=True)}) == s.threads // threads
+        if threads != WARP << level or not apart or numbers.min() < 1 or numbers.max() > 15:
+            raise memory.SimulationError(f"{where}\n  expected a number of 1 to 15 for each {threads} neighbours")
+        s.counters["group barriers"] += 1
+        s.shared.group_barrier(level)
+
+    return step
+
+
 def _warp_barrier(c: Compiler, op: ir.Operation) -> Step:
     """nvvm.bar.warp.sync, of whole warps."""
     where = c.where(op)
@@ -225,7 +245,7 @@ def _warp_barrier(c: Compiler, op: ir.Operation) -> Step:
     def step(s: Block) -> None:
         s.require_warps(where)
         s.counters["warp barriers"] += 1
-        s.shared.warp_barrier()
+        s.shared.group_barrier(0)
 
     return step
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from nova.errors import NovaError
+from nova.gpu import simulate_threads as who
 from nova.gpu.simulate_order import GlobalOrder
 from nova.gpu.simulate_values import Array
 from nova.mlir import ir
@@ -269,9 +270,8 @@ def _distinct(a: Array, b: Array) -> int:
 
 # --- shared memory ---------------------------------------------------------------------------------------------------
 
-_MANY = 0xFFFF  # several threads, or a whole warp
-_WARP = 0x8000  # plus a warp's number: a thread of it, before the warp synchronised
 _STEP = 1 << 16
+_CODE = _STEP - 1
 
 
 @dataclass
@@ -283,7 +283,8 @@ class CopyGroup:
 
 
 class SharedMemory:
-    """One block's shared memory. Stamps are barrier interval << 16 | thread; an interval starts at each barrier."""
+    """One block's shared memory. Stamps are barrier interval << 16 | who (`simulate_threads`); an interval starts at
+    each barrier of the whole block."""
 
     def __init__(self, size: int, granule: int):
         self.size = size
@@ -300,15 +301,16 @@ class SharedMemory:
     def barrier(self) -> None:
         self.interval += _STEP
 
-    def warp_barrier(self) -> None:
-        """Threads of a warp see what its other threads did so far."""
+    def group_barrier(self, level: int) -> None:
+        """Threads of each group of 2**level warps see what its other threads did so far."""
         for stamps in (self.writer, self.reader):
-            recent = (stamps >= self.interval) & (stamps & _MANY < _WARP)
-            stamps[recent] = self.interval | _WARP | (stamps[recent] & _MANY) // WARP
+            recent = stamps >= self.interval
+            stamps[recent] = self.interval | who.synchronised(stamps[recent] & _CODE, level)
 
-    def _ordered(self, access: Access, stamps: Array) -> Array:
-        """Which stamps are of the accessing threads' own warps, before they synchronised."""
-        return stamps == (self.interval | _WARP | access.threads[:, None] // WARP)
+    @staticmethod
+    def _ordered(access: Access, stamps: Array) -> Array:
+        """Which recent stamps are of threads that the accessing ones have synchronised with."""
+        return who.ordered(stamps & _CODE, access.threads[:, None])
 
     # -- what an access means for the stamps
 
@@ -330,11 +332,8 @@ class SharedMemory:
         lane, column = np.argwhere(bad)[0]
         granule = int(granules[lane, column])
         stamp = int(self.writer[granule] if "written" in what else self.reader[granule])
-        thread = stamp & _MANY
-        other = "several threads" if thread == _MANY else f"thread {thread}"
-        other = f"warp {thread & ~_WARP}" if _WARP <= thread < _MANY else other
         offset = granule * self.granule
-        return access.fail(int(lane), f"{what.format(other=other)} at byte {offset} of shared memory")
+        return access.fail(int(lane), f"{what.format(other=who.text(stamp & _CODE))} at byte {offset} of shared memory")
 
     def _check_flight(self, access: Access, granules: Array, what: str) -> None:
         if self.committed or self.open.granules:
@@ -353,7 +352,7 @@ class SharedMemory:
             return
         self._check_flight(access, granules, "reads")
         if whole_warp:
-            mine = np.full_like(mine, self.interval | _MANY)
+            mine = np.full_like(mine, self.interval | who.MANY)
         writer = self.writer[granules]
         if (writer < _STEP).any():
             bad = writer < _STEP
@@ -366,13 +365,15 @@ class SharedMemory:
         self._stamp_readers(granules, mine)
 
     def _stamp_readers(self, granules: Array, mine: Array) -> None:
-        reader = self.reader[granules]
-        many = self.interval | _MANY
-        stamp = np.where((reader < self.interval) | (reader == mine), mine, many)
-        self.reader[granules] = stamp
-        clash = self.reader[granules] != stamp
-        if clash.any():
-            self.reader[granules[clash]] = many
+        """Adds readers; several of a granule in one instruction come one after the other."""
+        mine = np.broadcast_to(mine, granules.shape)
+        while granules.size:
+            reader = self.reader[granules]
+            known = who.join(reader & _CODE, mine & _CODE) | self.interval
+            self.reader[granules] = np.where(reader < self.interval, mine, known)
+            after = self.reader[granules]
+            missing = (who.join(after & _CODE, mine & _CODE) | self.interval) != after
+            granules, mine = granules[missing], mine[missing]
 
     def note_write(self, access: Access) -> tuple[Array, Array]:
         """Checks and records a write. Returns (granules, stamps)."""
@@ -413,7 +414,7 @@ class SharedMemory:
         self.write(access, values)
         self.in_flight[granules] = np.broadcast_to(access.threads[:, None] + 1, granules.shape)
         self.open.granules.append(granules)
-        self.open.threads.append(mine & _MANY)
+        self.open.threads.append(mine & _CODE)
 
     def commit(self) -> None:
         self.committed.append(self.open)

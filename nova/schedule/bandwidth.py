@@ -167,7 +167,7 @@ CARRIED_THREADS = 512  # of a row at most, there
 HELD_BESIDE = 56  # registers of a thread that sums over rows, beside its tiles: running sums, addresses, the next loads
 MOST_AHEAD = 4  # tiles whose loads are under way while one is computed
 BYTES_AHEAD = 48 << 10  # of an SM's loads under way, from which memory is busy
-MERGE_GROUPS = 2  # vectors of columns that a block which adds up shares takes
+MERGE_GROUPS = 4  # vectors of columns that a block which adds up shares takes
 FLAT_UNROLL = 2  # vectors of each operand that a thread of an elementwise kernel takes at most
 WASTE = 1.13  # of idle lanes that are not worth avoiding
 
@@ -282,7 +282,8 @@ def _row_reduction(p: TileProblem, groups: int, target: GpuTarget) -> TileShape:
         if -(-groups // across) * p.vector > most or (across > 512 and p.tiles > 1):
             return _long_rows(p, groups, target)
         batch = -(-groups // across)
-        threads = min(max(across, ROW_THREADS), max(across, power_above(p.rows) * across))
+        least = BLOCK_THREADS if p.total else ROW_THREADS  # fewer blocks with sums of their own
+        threads = min(max(across, least), max(across, power_above(p.rows) * across))
         reason = f"{across // 32} warps a row, {batch} vectors of {p.vector} a thread, {threads // across} rows a block"
         shape = TileShape(threads // across, across, 1, batch, reasons=(reason,))
     if not p.total:

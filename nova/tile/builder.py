@@ -220,6 +220,12 @@ class Program(Emitter):
         shape, of = (left.shape, left) if left.rank else (None, None)
         return self.op("nova_tile.reduce", [tile], tile.element, shape, attrs, of)
 
+    def reduce_scatter(self, tile: Value, dims: Sequence[int], kind: str, layout: NestedLayout) -> Value:
+        """The same, held in `layout` afterwards; at least one dimension is left."""
+        source = self._layout_of(tile, None)
+        attrs = f'dims = {_ints(dims)}, kind = "{kind}", source = {source.text()}, layout = {layout.text()}'
+        return self.op("nova_tile.reduce_scatter", [tile], tile.element, layout.shape, attrs, layout)
+
     def expand(self, tile: Value, dims: Sequence[int], layout: NestedLayout) -> Value:
         """Repeats along new dimensions; `layout` is the result's and must agree with the tile's on the others."""
         if tile.layout is not None and layout.project(dims) != tile.layout:

@@ -255,6 +255,17 @@ def _reduce(it: Instance) -> None:
     check(it.shape(it.results[0]) == left, f"the result must be {list(left)}")
 
 
+@op("reduce_scatter", "tile", attrs="dims:ints kind:str source:layout layout:layout")
+def _reduce_scatter(it: Instance) -> None:
+    """`reduce`, with the result held in `layout`: where warps would all end with the same values, each may hold, and
+    add up, a share of them."""
+    check(it["kind"] in REDUCTIONS, f"kind {it['kind']!r}; known: {', '.join(REDUCTIONS)}")
+    _check_layout(it, it["source"], it.operands[0])
+    _check_layout(it, it["layout"], it.results[0])
+    left = tuple(n for d, n in enumerate(it.shape(it.operands[0])) if d not in it["dims"])
+    check(bool(left) and it.shape(it.results[0]) == left, f"the result must be {list(left)}, and no scalar")
+
+
 @op("expand", "tile", attrs="dims:ints layout:layout")
 def _expand(it: Instance) -> None:
     """Repeats the tile along new dimensions, at the positions `dims` of the result. Nothing moves."""

@@ -300,6 +300,7 @@ def _splat(b: Block, op: ir.Operation) -> np.ndarray:
 
 
 @handles("nova_tile.reduce")
+@handles("nova_tile.reduce_scatter")
 def _reduce(b: Block, op: ir.Operation) -> Any:
     tile, kind = b.values[op.operands[0]], op.attributes["kind"].value
     return arith_ops.reduce(tile, kind, ints(op, "dims"), element_of(op.results[0]))

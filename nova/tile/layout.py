@@ -193,6 +193,29 @@ def row_major(counts: Sequence[int]) -> Dims:
     return tuple(reversed(strides))
 
 
+def scattered(layout: NestedLayout, dim: int, copies: int) -> NestedLayout:
+    """The same tile with `copies` times as many threads along `dim` and the last dimension, each with a share of what
+    one held: of its batch first, then of its runs, so that accesses stay wide and neighbours in memory neighbours.
+
+    Threads lie along these two dimensions only; `copies` is a power of two. What cannot be shared out, is held by
+    several threads still.
+    """
+    last = layout.rank - 1
+    of_batch = math.gcd(layout.batch[dim], copies)
+    of_run = math.gcd(layout.element[last], copies // of_batch)
+    threads = layout.thread[dim] * layout.subgroup[dim] * of_batch
+    lanes = min(WARP // of_run, threads)
+
+    def at(values: Dims, **new: int) -> Dims:
+        return tuple(new.get({dim: "dim", last: "last"}.get(d, ""), value) for d, value in enumerate(values))
+
+    return NestedLayout(
+        at(layout.subgroup, dim=threads // lanes), at(layout.batch, dim=layout.batch[dim] // of_batch), layout.outer,
+        at(layout.thread, dim=lanes, last=of_run), at(layout.element, last=layout.element[last] // of_run),
+        at(layout.subgroup_strides, dim=1), at(layout.thread_strides, dim=of_run, last=1),
+    )  # fmt: skip
+
+
 def mma_accumulator(m: int, n: int, warps: tuple[int, int]) -> NestedLayout:
     """C and D of mma.sync.m16n8k*: float32 (PTX ISA, "Matrix fragments for mma.m16n8k16")."""
     wm, wn = warps

@@ -233,6 +233,15 @@ def reduced(domain: Domain, part: Part, dims: tuple[int, ...], combine: str) -> 
     return Part(value, tuple(d for d in tile.dims if d not in dims), part.element)
 
 
+def scattered_sum(domain: Domain, part: Part, combine: str, target: Domain) -> Part:
+    """Combined along the rows, in the layout of `target`."""
+    tile = along(domain, part, (ROW,))
+    left = tuple(d for d in tile.dims if d != ROW)
+    kind, place = combine.removeprefix("arith."), tile.dims.index(ROW)
+    value = domain.program.reduce_scatter(domain.value(tile), [place], kind, target.at(left))
+    return Part(value, left, part.element)
+
+
 def constant_tile(program: Program, domain: Domain, number: float | int, element: str, dims: tuple[int, ...]) -> Value:
     """A tile (or scalar) that a loop may carry."""
     return domain.whole(Part(number, (), element), dims)

@@ -14,11 +14,11 @@ from functools import partial
 from nova.fusion.kernel import Index, Kernel, Linear, Structured, Tensor
 from nova.schedule.bandwidth import TileShape
 from nova.tile.expressions import Part, memory_element
-from nova.tile.layout import NestedLayout
+from nova.tile.layout import NestedLayout, scattered
 from nova.tile.loops_ahead import Queue, Tiles
-from nova.tile.loops_body import Body, combined, computed, constant_tile, finished, reduced, start_of
+from nova.tile.loops_body import Body, combined, computed, constant_tile, finished, reduced, scattered_sum, start_of
 from nova.tile.loops_plan import Nest, Total, rounds
-from nova.tile.loops_space import ROW, Frame, Memory, decode
+from nova.tile.loops_space import GROUP, ROW, Frame, Memory, decode
 from nova.tile.text import Operand, Value
 
 WARP = 32
@@ -80,6 +80,20 @@ class Work:
             (warps_r, 1, warps_c, 1), (shape.row_batch // run, unroll, groups, 1), (1, 1, 1, 1),
             (lanes_r, 1, lanes_c, 1), (run, 1, 1, vector), (warps_c, 0, 1, 0), (lanes_c, 0, 1, 0),
         )  # fmt: skip
+
+    @property
+    def row_warps(self) -> int:
+        """Warps that hold different rows of the same columns."""
+        return self.shape.threads // max(self.shape.column_threads, WARP)
+
+    def scattered(self) -> NestedLayout:
+        """Of what there is one of a column: the threads of all rows have a share."""
+        whole = self.layout(1, self.shape.column_batch)
+        one = NestedLayout(
+            (1, *whole.subgroup[1:]), (1, *whole.batch[1:]), whole.outer, (1, *whole.thread[1:]),
+            (1, *whole.element[1:]), whole.subgroup_strides, whole.thread_strides,
+        )  # fmt: skip
+        return scattered(one, GROUP, self.shape.row_threads)
 
 
 def emit(work: Work, memory: Memory, block: Operand) -> None:
@@ -161,12 +175,16 @@ class Accumulators:
             )
         return following
 
-    def finish(self, body: Body, carried: Sequence[Value], keep: bool = True) -> list[Part]:
-        """Combined over what the total does not keep, in the type of the reduction."""
+    def finish(self, body: Body, carried: Sequence[Value], keep: bool = True, last: Body | None = None) -> list[Part]:
+        """Combined over what the total does not keep, in the type of the reduction, and laid out as for `last`."""
         parts = []
         for total, dims, value, element in zip(self.totals, self.dims, carried, self.elements, strict=True):
+            part, combine = Part(value, dims, element), str(total.out.combine)
             gone = tuple(d for d in dims if d == ROW or not (total.keeps and keep))
-            parts.append(reduced(body.domain, Part(value, dims, element), gone, str(total.out.combine)))
+            if last is not None and gone == (ROW,) != dims:
+                parts.append(scattered_sum(body.domain, part, combine, last.domain))
+            else:
+                parts.append(reduced(body.domain, part, gone, combine))
         return parts
 
 
@@ -194,8 +212,12 @@ class _Totals:
             values = self.tile(body, accumulators, accumulators.start)
         else:
             values = self.walk(accumulators, part, tiles, column, parts)
-        last = self.body(0, column, parts)
-        store_totals(self.work, last, accumulators.finish(last, values), part)
+        if work.flat_total or work.row_warps <= 1:
+            last = self.body(0, column, parts)
+            store_totals(work, last, accumulators.finish(last, values), part)
+            return
+        last = make_body(work, self.memory, work.scattered(), {}, 0, column, self.once)
+        store_totals(work, last, accumulators.finish(probe, values, last=last), part)
 
     def walk(self, accumulators: Accumulators, part: Operand, tiles: int, column: Operand, parts: int) -> list[Value]:
         """All tiles of a part. While one is computed the loads of the next ones are under way (`loops_ahead`)."""

@@ -283,7 +283,7 @@ class Space(Sources):
         terms = dict(place.linear.terms)
         if terms.get(self.frame.columns[-1]) != 1:
             return 1
-        return self.run(place, tensor, 0, self.frame.vector, self.frame.columns[-1:])
+        return self.run(place, tensor, 0, self.domain.layout.element[VECTOR], self.frame.columns[-1:])
 
     def run(self, place: Place, tensor: Tensor, size: int, most: int, lanes: tuple[int, ...]) -> int:
         """The longest run of neighbours at most `most` long that is aligned and not cut by `size`."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova.gpu.shared_arena import PLENTY, SMALL, Area, Arena
+from nova.gpu.shared_arena import PLENTY, SMALL, Area, Arena, Cut, State
 
 
 @given(st.lists(st.tuples(st.integers(1, 20000), st.integers(0, 3)), max_size=40))
@@ -65,7 +65,7 @@ def test_a_loop_waits_for_what_its_end_reads() -> None:
     """Two areas in turn: the second's barrier stands between the first's reading and its next writing."""
     arena = Arena()
     second = Area(128, 256)
-    with arena.repeated([second]):
+    with arena.repeated(State((second,))):
         area, wait = arena.take(128)
         assert (area, wait) == (Area(0, 128), False)
         arena.synchronised()
@@ -99,3 +99,44 @@ def test_branches_join() -> None:
     arena.release(area)
     arena.restore(arena.state(), before)
     assert arena.busy == [area]
+
+
+def test_groups_write_their_own_pieces_again_after_their_own_barrier() -> None:
+    """Two areas in turn, as in a loop over tiles; in the third step the first area is free without waiting for all."""
+    arena, cut, taken = Arena(), Cut(2, 128), []
+    for _ in range(4):
+        area, wait = arena.take(128, cut=cut)
+        assert not wait
+        arena.synchronised(cut.warps)
+        arena.release(area)
+        taken.append((area.start, area.end))
+    assert taken == [(0, 128), (128, 256), (0, 128), (128, 256)]
+
+
+@pytest.mark.parametrize("cut", [None, Cut(4, 128), Cut(2, 64)])
+def test_who_cuts_an_area_otherwise_waits_for_all(cut: Cut | None) -> None:
+    arena = Arena()
+    first, _ = arena.take(PLENTY, cut=Cut(2, 128))
+    arena.synchronised(2)
+    arena.release(first)
+    arena.synchronised(2)
+    assert arena.state().settled == (first,) and not arena.busy
+    assert arena.take(PLENTY, cut=cut)[1]
+
+
+def test_a_barrier_of_other_groups_settles_nothing() -> None:
+    arena = Arena()
+    area, _ = arena.take(128, cut=Cut(2, 128))
+    arena.release(area)
+    arena.synchronised(4)
+    assert arena.busy == [area] and not arena.settled
+
+
+def test_settled_on_one_path_and_busy_on_another_is_busy() -> None:
+    arena = Arena()
+    area, _ = arena.take(128, cut=Cut(2, 128))
+    arena.release(area)
+    busy = arena.state()
+    arena.synchronised(2)
+    arena.restore(arena.state(), busy)
+    assert arena.busy == [area] and not arena.settled

@@ -83,3 +83,21 @@ def test_what_needs_no_shared_memory() -> None:
 def test_a_tile_that_is_not_cut_evenly_is_refused() -> None:
     with pytest.raises(ValueError, match="not cut by"):
         lay.blocked((8, 100), (1, 1), (1, 32), 4)
+
+
+@given(
+    st.sampled_from([1, 2, 8, 32]), st.sampled_from([1, 2, 4]), st.integers(1, 6), st.sampled_from([1, 2, 4, 8]),
+    st.integers(0, 5),
+)  # fmt: skip
+def test_scattered_threads_hold_every_element_and_less_each(
+    lanes: int, warps: int, batch: int, run: int, doublings: int
+) -> None:
+    copies = 1 << doublings
+    whole = lay.NestedLayout((warps, 1), (batch, 1), (1, 1), (lanes, 1), (1, run), (1, 0), (1, 0))
+    shared = lay.scattered(whole, 0, copies)
+    flat = np.ravel_multi_index(np.moveaxis(shared.indices(max(32, lanes * warps * copies)), -1, 0), shared.shape)
+    assert shared.shape == whole.shape and set(flat.reshape(-1)) == set(range(int(np.prod(whole.shape))))
+    of_batch = np.gcd(batch, copies)
+    assert whole.registers // shared.registers == of_batch * np.gcd(run, copies // of_batch)
+    distinct = min(32, shared.thread[0] * shared.thread[1])
+    assert (np.diff(flat[:distinct, 0]) > 0).all()  # lanes that are neighbours hold neighbours in memory

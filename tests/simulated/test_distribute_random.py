@@ -55,12 +55,19 @@ def programs(draw: st.DrawFn) -> tuple[Program, list[np.ndarray]]:
     )  # fmt: skip
     floats = element in ("f32", "bf16", "f64")
     kinds = ["maximumf", "minimumf"] if floats else ["maxsi", "minsi", "xori", "addi"]
-    for step in draw(st.lists(st.sampled_from(["add", "reduce", "total", "move", "iota", "transpose"]), max_size=5)):
+    steps = ["add", "reduce", "scatter", "total", "move", "iota", "transpose"]
+    for step in draw(st.lists(st.sampled_from(steps), max_size=5)):
         if step == "add":
             x = program.binary("arith.addf" if floats else "arith.addi", x, 1)
         elif step == "reduce":
             dim, kind = draw(st.integers(0, 1)), draw(st.sampled_from(kinds))
             top = program.expand(program.reduce(x, [dim], kind), [dim], x.layout)
+            x = program.binary("arith.subf" if floats else "arith.subi", top, x)
+        elif step == "scatter":
+            dim, kind = draw(st.integers(0, 1)), draw(st.sampled_from(kinds))
+            left = x.layout.project([dim])
+            shares = program.reduce_scatter(x, [dim], kind, draw(layouts(left.shape)))
+            top = program.expand(program.to_layout(shares, left), [dim], x.layout)
             x = program.binary("arith.subf" if floats else "arith.subi", top, x)
         elif step == "total":
             x = program.binary(f"arith.{kinds[1]}", x, program.reduce(x, [0, 1], kinds[0]))
@@ -90,6 +97,6 @@ def finish(
 
 
 @given(programs())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_random_programs(made: tuple[Program, list[np.ndarray]]) -> None:
     compare(*made)

@@ -151,6 +151,44 @@ def test_a_barrier_orders_threads_and_its_absence_is_a_race():
         run(kernel(EXCHANGE + FETCH, shared=128), [x, out])
 
 
+def by_groups(neighbour: str, warps: int = 2) -> str:
+    """128 threads: each writes, the warps of a group synchronise, each reads its `neighbour` (of %tid)."""
+    barrier = (
+        "%c5 = arith.constant 5 : i32\n%warp = arith.shrui %tid, %c5 : i32\n"
+        f"%ws = arith.constant {warps} : i32\n%g = arith.divui %warp, %ws : i32\n%id = arith.addi %g, %c1 : i32\n"
+        f"%count = llvm.mlir.constant({warps * 32} : i32) : i32\nnvvm.barrier id = %id number_of_threads = %count\n"
+    )
+    other = f"%by = arith.constant {neighbour} : i32\n%n = arith.xori %tid, %by : i32\n"
+    return load("x", "%a0") + store("%x", "%sm", space=3) + barrier + other + FETCH
+
+
+def test_a_barrier_of_two_warps_orders_these():
+    x, out = floats(128), np.zeros(128, np.float32)
+    report = run(kernel(by_groups("32"), shared=512, threads=128), [x, out])
+    np.testing.assert_array_equal(out, x[np.arange(128) ^ 32])
+    assert report["k"].counters["group barriers"] == 1
+
+
+def test_and_not_the_others():
+    with pytest.raises(SimulationError, match=r"reads what one of warps 2 to 3 has written since the last barrier"):
+        run(kernel(by_groups("64"), shared=512, threads=128), [floats(128), floats(128)])
+
+
+def test_writing_again_needs_the_barrier_of_those_who_read():
+    again = "%z = arith.addf %y, %y : f32\n" + store("%z", "%sm", space=3)
+    barrier = "nvvm.barrier id = %id number_of_threads = %count\n"
+    buffers = [floats(128), floats(128)]
+    with pytest.raises(SimulationError, match="writes what thread 32 has read"):
+        run(kernel(by_groups("32") + again, shared=512, threads=128), buffers)
+    run(kernel(by_groups("32") + barrier + again, shared=512, threads=128), buffers)
+
+
+def test_groups_have_barriers_of_their_own():
+    body = by_groups("32").replace("%id = arith.addi %g, %c1", "%id = arith.addi %c1, %c0")
+    with pytest.raises(SimulationError, match="expected a number of 1 to 15 for each 64 neighbours"):
+        run(kernel(body, shared=512, threads=128), [floats(128), floats(128)])
+
+
 def test_writing_what_others_read_is_a_race():
     again = "%z = arith.addf %y, %y : f32\n" + store("%z", "%sm", space=3)
     with pytest.raises(SimulationError, match="writes what thread 31 has read"):

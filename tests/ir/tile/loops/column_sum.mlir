@@ -25,9 +25,9 @@ func.func private @k(%x: tensor<16384x3072xbf16>, %y: tensor<3072xf32> {nova.out
 // CHECK-SAME: vector = 8
 // CHECK: arith.addf
 // CHECK: scf.yield
-// CHECK: "nova_tile.reduce"(%{{.*}}dims = array<i64: 0>, kind = "addf"
+// CHECK: "nova_tile.reduce_scatter"(%{{.*}}dims = array<i64: 0>, kind = "addf"
 // CHECK: "nova_tile.store"(%{{.*}}, %arg2,
 // CHECK: func.func @k_1(
 // CHECK: "nova_tile.load"(%arg2,
-// CHECK: "nova_tile.reduce"
+// CHECK: "nova_tile.reduce_scatter"
 // CHECK: "nova_tile.store"(%{{.*}}, %arg1,
