@@ -316,7 +316,8 @@ def whole() -> Iterator[Case]:
     )
     yield Case("products", lambda x: (x.prod(), x.logsumexp((0, 1))), lambda r: (r.positive(5, 7),))
     yield Case("loss", lambda x, y: (x - y).square().mean(), lambda r: (r(129, 65), r(129, 65)), grad=True)
-    yield Case("repeated", lambda w: w * w.sum().mul(1.3).sin(), lambda r: (r(40, 51) * 0.1,), grad=True)
+    # positive and small: the error of a sum that cancels is luck, eager's too
+    yield Case("repeated", lambda w: w * w.sum().mul(1.3).sin(), lambda r: (r.positive(40, 51) * 4e-4,), grad=True)
 
 
 # ---- copies, indices, scans ------------------------------------------------------------------------------------
