@@ -1,8 +1,8 @@
 """Operations left to PyTorch, run inside the step on the step's own memory.
 
 The step program calls `nova_callback(k)`; operands are tensors over arena, input or constant bytes, results are copied
-to where the plan wants them. A result whose size depends on data stays a live tensor: it never enters the arena,
-and everything that reads it is again a call to PyTorch.
+to where the plan wants them. A result whose size depends on data, or that only PyTorch reads, stays a live tensor: it
+never enters the arena, and everything that reads it is again a call to PyTorch.
 """
 
 from __future__ import annotations
