@@ -146,7 +146,7 @@ class Variant:
             return objs
         capture = self.capture
         binding = Binding(capture.guards, objs, capture.signature, capture.consts, knobs.native)
-        binding.effects = Effects(capture.signature, capture.classes, binding.objs, binding.place)
+        binding.effects = Effects(capture.signature, capture.classes, binding.objs, binding.place, knobs.native)
         binding.seal()
         binding.on_death = functools.partial(_forget, self.bindings, weakref.ref(binding))
         self.bindings.insert(0, binding)
@@ -419,6 +419,7 @@ def _run(
                 for position, when, source in binding.late:
                     if when == phase:
                         numbers[position] = find(source)
+        effects.count_writes(inputs)  # a step that stops halfway has written, too
         fresh = variant.executable(inputs, numbers, _seed() if variant.seeded else 0)
         effects.after(fresh, inputs, known, find)
         return effects.output(fresh, inputs, known)

@@ -249,7 +249,9 @@ def _inputs(recorder: Recorder, out: Draft) -> tuple[Signature, list[Any], list[
         node._rename(_identifier(spec.name))
         signature.inputs.append(spec)
     for output, lifted in zip(out.specs, out.inputs, strict=True):
-        signature.outputs.append(replace(output, input=index[id(lifted)]) if lifted is not None else output)
+        if lifted is not None:
+            output = replace(output, input=index[id(lifted)], counted=recorder.versions.moved(lifted.tensor))
+        signature.outputs.append(output)
     return signature, values, members
 
 

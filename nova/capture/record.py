@@ -41,6 +41,7 @@ from nova.capture.rules import RULES, check_results, find_rule
 from nova.capture.scalars import MATH_FUNCTIONS, Root, ScalarGuard, TracedFloat, math_replacement
 from nova.capture.signature import CapturedStep, Source, TensorType
 from nova.capture.sources import ObjectMap, is_user_file
+from nova.capture.versions import Versions
 from nova.capture.views import aten, geometry
 from nova.errors import CaptureError, NovaError
 
@@ -85,6 +86,7 @@ class Recorder(TorchDispatchMode):
         self.line = self.lines.here()
         self.random = StepRandom()
         self.leaves = Leaves()
+        self.versions = Versions(tensor for tensor, _ in objects.tensors)
         self.hyper = optimizers.HyperParameters(self)
         self.lifted: list[Lifted] = []
         self.scalars: dict[tuple[Source, int], tuple[Root, fx.Node, Tensor]] = {}

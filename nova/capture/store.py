@@ -26,7 +26,7 @@ from nova.capture.signature import InputSpec, OutputSpec, Signature, Source, Ten
 from nova.capture.sources import MODULE_TABLES, ObjectMap, is_plain, is_user_class, is_user_function, kind_of
 from nova.capture.views import strides
 
-VERSION = 3
+VERSION = 4
 
 
 class Unstorable(Exception):
@@ -145,7 +145,7 @@ def encode_signature(signature: Signature) -> dict[str, Any]:
         "inputs": [
             [s.name, s.role, tensor(s.type), encode(s.source), s.flat, s.span_offset, s.phase] for s in signature.inputs
         ],
-        "outputs": [[o.kind, tensor(o.type), o.input, encode(o.strides)] for o in signature.outputs],
+        "outputs": [[o.kind, tensor(o.type), o.input, encode(o.strides), o.counted] for o in signature.outputs],
         "out_spec": encode(signature.out_spec),
         "effects": encode(signature.effects),
         "uses_rng": signature.uses_rng,
@@ -158,7 +158,7 @@ def decode_signature(data: dict[str, Any]) -> Signature:
 
     return Signature(
         [InputSpec(n, r, tensor(t), decode(s), f, o, p) for n, r, t, s, f, o, p in data["inputs"]],
-        [OutputSpec(k, tensor(t), i, decode(s)) for k, t, i, s in data["outputs"]],
+        [OutputSpec(k, tensor(t), i, decode(s), c) for k, t, i, s, c in data["outputs"]],
         decode(data["out_spec"]),
         decode(data["effects"]),
         data["uses_rng"],

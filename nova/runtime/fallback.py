@@ -46,7 +46,7 @@ class StepMemory:
         if ref.base < plan.arena:
             count = len(plan.inputs)
             owner = self.inputs[ref.base] if ref.base < count else self.outputs[ref.base - count]
-            return owner.detach().as_strided(tensor.shape, strides, owner.storage_offset())
+            return owner.data.as_strided(tensor.shape, strides, owner.storage_offset())
         if tensor not in self._views:
             blocks = {plan.arena: self.arena, plan.constants: self._constants, plan.scalar_block: self._scalars}
             block = blocks[ref.base]
