@@ -221,8 +221,12 @@ class Step:
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """No binding holds: bind a capture that does, or make one."""
         from nova.capture import warm
+        from nova.capture.environment import watching
         from nova.capture.sources import ObjectMap, Roots
 
+        if what := watching():
+            self._once(f"runs eagerly inside {what}, which a replay would leave out")
+            return self.function(*args, **kwargs)
         mismatch = None
         for position, variant in enumerate(self._variants):
             bound = variant.bind(Roots(self.function, args, kwargs, variant.capture.consts))

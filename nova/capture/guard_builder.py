@@ -35,6 +35,7 @@ from nova.capture.guards import (
     type_name,
 )
 from nova.capture.library import is_steady, library_names
+from nova.capture.library_calls import library_facts
 from nova.capture.memory import Group, Region
 from nova.capture.native import GRAD_ANY
 from nova.capture.reads import Reads, attribute_items, cached_codes
@@ -80,6 +81,7 @@ class Observed:
 
     codes: set[types.CodeType] = field(default_factory=set)  # user code that ran
     globals: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)  # of the code that ran
+    library: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)  # PyTorch's code that ran, its globals
     modules: list[torch.nn.Module] = field(default_factory=list)  # modules that were called
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)  # optimizers that stepped
     numbers: set[tuple[int, Any]] = field(
@@ -149,7 +151,9 @@ class Builder:
                 self._ensure_source(source)
         self._drain()
         before = environment() if self.before is None else self.before
-        return GuardSet(self.nodes, before, list(self.seen.facts), self.seen.aliases, self.seen.memory)
+        classes = [type(obj) for obj in (*self.seen.modules, *self.seen.optimizers)]
+        library = library_facts(self.seen.library, classes, self.attributes)
+        return GuardSet(self.nodes, before, list(self.seen.facts), self.seen.aliases, self.seen.memory, library)
 
     def _globals_of(self, code: types.CodeType, table: dict[str, Any]) -> None:
         """Globals read by a function that was made while the step ran, or that is out of reach."""

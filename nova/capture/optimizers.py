@@ -27,7 +27,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from nova.capture import general_optimizers
 from nova.capture import optimizer_ops as _optimizer_ops  # noqa: F401  (registers the operators)
-from nova.capture.patching import no_modes, replaced
+from nova.capture.patching import no_modes, replaced, stand_in
 from nova.capture.scalars import TracedFloat
 from nova.capture.signature import Source
 from nova.capture.sources import extend
@@ -347,16 +347,16 @@ def patch(recorder: Recorder, stack: ExitStack) -> None:
         (sys.modules["torch.optim.adagrad"], "adagrad", _patched_adagrad),
         (sys.modules["torch.optim.rmsprop"], "rmsprop", _patched_rmsprop),
     ):  # fmt: skip
-        stack.enter_context(replaced(module, name, make(recorder, getattr(module, name))))
+        stack.enter_context(stand_in(module, name, make(recorder, getattr(module, name))))
     general_optimizers.patch(recorder, stack)
     for kind in vars(optim).values():
         if isinstance(kind, type) and issubclass(kind, Optimizer) and "_init_group" in vars(kind):
-            stack.enter_context(replaced(kind, "_init_group", _patched_init_group(recorder, vars(kind)["_init_group"])))
+            stack.enter_context(stand_in(kind, "_init_group", _patched_init_group(recorder, vars(kind)["_init_group"])))
     stack.enter_context(
-        replaced(Optimizer, "zero_grad", _zero_grad(recorder, Optimizer.zero_grad, _optimizer_parameters))
+        stand_in(Optimizer, "zero_grad", _zero_grad(recorder, Optimizer.zero_grad, _optimizer_parameters))
     )
     module_zero = _zero_grad(recorder, torch.nn.Module.zero_grad, lambda m: m.parameters())
-    stack.enter_context(replaced(torch.nn.Module, "zero_grad", module_zero))
+    stack.enter_context(stand_in(torch.nn.Module, "zero_grad", module_zero))
     _hooks(recorder, stack)
 
 

@@ -58,8 +58,8 @@ LIBRARY_FIELDS: dict[type, tuple[str, ...]] = {
     deque: ("maxlen",),
 }  # attributes that `__dict__` does not show
 
-_TORCH_DIR = torch.__path__[0]
-_NOVA_DIR = __file__.rsplit("/", 2)[0]
+_TORCH_DIR = torch.__path__[0] + "/"
+_NOVA_DIR = __file__.rsplit("/", 2)[0] + "/"
 # what PyTorch itself is built on
 _LIBRARIES = frozenset({
     "numpy", "typing_extensions", "sympy", "mpmath", "networkx", "filelock", "fsspec", "jinja2", "markupsafe", "optree",
