@@ -108,7 +108,8 @@ class Builder:
         name = self._windows.get(view["number"])
         if name is None:
             name = self._windows[view["number"]] = f"w{view['number']}"
-            return f"({name} := window(inputs[{self.tensor_at[view['input']]}], {self._constant(view)}))"
+            base = self.output(view["output"]) if "output" in view else f"inputs[{self.tensor_at[view['input']]}]"
+            return f"({name} := window({base}, {self._constant(view)}))"
         return name
 
     def output(self, index: int) -> str:
