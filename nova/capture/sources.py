@@ -441,6 +441,8 @@ def follow(obj: Any, step: Step) -> Any:
     kind, key = step
     match kind:
         case "attr":
+            if key == "grad" and isinstance(obj, torch.Tensor) and not (obj.is_leaf or obj.retains_grad):
+                return None  # which PyTorch says too, with a warning
             return getattr(obj, key)
         case "item":
             return obj[key]

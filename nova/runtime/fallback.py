@@ -7,6 +7,7 @@ never enters the arena, and everything that reads it is again a call to PyTorch.
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -68,6 +69,8 @@ def resolve_op(target: str) -> torch._ops.OpOverload:
     """The overload that a name like aten.topk.default stands for."""
     parts = target.split(".")
     namespace, name = parts[0], parts[1]
+    if namespace == "nova":
+        importlib.import_module("nova.capture.keep")  # which defines them, also where no step was recorded
     overload = parts[2] if len(parts) > 2 else "default"
     try:
         op = getattr(getattr(getattr(torch.ops, namespace), name), overload)
