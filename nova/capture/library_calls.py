@@ -212,10 +212,13 @@ class _Finder:
         return any(code in self.codes for code in codes) or _is_foreign(value, codes)
 
     def named_of_tensors(self, names: set[str]) -> None:
-        """Methods of tensors by their names, operators by all of theirs: most are written in C."""
+        """Methods and attributes of tensors by their names, operators by all of theirs: most are written in C."""
         bases = torch.Tensor.__mro__[:-1]
-        for name in sorted({name for base in bases for name in vars(base) if callable(vars(base)[name])}):
-            if name in names or (name[:2] == name[-2:] == "__" and name not in _NO_OPERATORS):
+        for name in sorted({name for base in bases for name in vars(base)}):
+            operator = (
+                name[:2] == name[-2:] == "__" and name not in _NO_OPERATORS and callable(getattr(torch.Tensor, name))
+            )
+            if name in names or operator:
                 self._inherited(bases, name)
 
 

@@ -23,7 +23,7 @@ def _step(transform):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def step(x):
-        loss = model(x).exp().mean()
+        loss = model(x.T.T).exp().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -70,6 +70,10 @@ def _not_at_all(original):
     return lambda *args, **kwargs: None
 
 
+def _doubled_weights(original):
+    return lambda module, name: 2 * original(module, name) if name == "weight" else original(module, name)
+
+
 REPLACED = {
     "a function that a layer calls": lambda: _replaced(F, "linear", _doubled),
     "a layer's forward": lambda: _replaced(nn.LayerNorm, "forward", _doubled),
@@ -81,6 +85,8 @@ REPLACED = {
     "a tensor's backward": lambda: _replaced(torch.Tensor, "backward", _not_at_all),
     "what backward calls": lambda: _replaced(torch.autograd, "backward", _not_at_all),
     "a tensor's method in C": lambda: _replaced(torch.Tensor, "exp", _doubled),
+    "a tensor's attribute in C": lambda: _replaced(torch.Tensor, "T", lambda original: property(lambda t: 2 * t)),
+    "how a module finds its weights": lambda: _replaced(nn.Module, "__getattr__", _doubled_weights),
 }
 
 
