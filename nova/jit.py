@@ -146,7 +146,7 @@ class Variant:
             return objs
         capture = self.capture
         binding = Binding(capture.guards, objs, capture.signature, capture.consts, knobs.native)
-        binding.effects = Effects(capture.signature, capture.classes, binding.objs, binding.place)
+        binding.effects = Effects(capture.signature, capture.classes, binding.objs, binding.place, knobs.native)
         binding.seal()
         binding.on_death = functools.partial(_forget, self.bindings, weakref.ref(binding))
         self.bindings.insert(0, binding)
@@ -221,8 +221,12 @@ class Step:
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """No binding holds: bind a capture that does, or make one."""
         from nova.capture import warm
+        from nova.capture.environment import watching
         from nova.capture.sources import ObjectMap, Roots
 
+        if what := watching():
+            self._once(f"runs eagerly inside {what}, which a replay would leave out")
+            return self.function(*args, **kwargs)
         mismatch = None
         for position, variant in enumerate(self._variants):
             bound = variant.bind(Roots(self.function, args, kwargs, variant.capture.consts))
@@ -419,6 +423,7 @@ def _run(
                 for position, when, source in binding.late:
                     if when == phase:
                         numbers[position] = find(source)
+        effects.count_writes(inputs)  # a step that stops halfway has written, too
         fresh = variant.executable(inputs, numbers, _seed() if variant.seeded else 0)
         effects.after(fresh, inputs, known, find)
         return effects.output(fresh, inputs, known)

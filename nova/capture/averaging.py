@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nova.capture.patching import replaced
+from nova.capture.patching import stand_in
 
 
 def patch(stack: ExitStack) -> None:
     swa = sys.modules.get("torch.optim.swa_utils")
     if swa is not None:
-        stack.enter_context(replaced(swa.AveragedModel, "update_parameters", _update_parameters))
+        stack.enter_context(stand_in(swa.AveragedModel, "update_parameters", _update_parameters))
 
 
 @torch.no_grad()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
+from nova.capture import keep as _keep  # noqa: F401  (registers nova.demand)
 from nova.capture.views import aten
 
 
@@ -20,7 +22,10 @@ def join_lists(graph: fx.Graph) -> None:
             node.replace_all_uses_with(whole)
 
 
-RAISING = {aten._linalg_check_errors.default, aten._assert_async.default, aten._assert_async.msg}
+RAISING = {
+    aten._linalg_check_errors.default, aten._assert_async.default, aten._assert_async.msg,
+    torch.ops.nova.demand.default,
+}  # fmt: skip
 
 
 def drop_dead(graph: fx.Graph) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._device import DeviceContext
 
 _HOOK_TABLES = (
     ("torch.nn.modules.module", "_global_forward_hooks"),
@@ -55,7 +56,7 @@ def _forget(address: int, reference: Any) -> None:
 
 
 def environment() -> tuple[Any, ...]:
-    """Grad mode, autocast, default dtype and device, determinism, float32 matmul precision, global hooks, TF32."""
+    """Grad mode, autocast, default dtype, determinism, float32 matmul precision, global hooks, TF32, default device."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -68,7 +69,31 @@ def environment() -> tuple[Any, ...]:
         matmul_precision(),
         tuple(token(hook) for table in global_hook_tables() for hook in table.values()),
         tf32_allowed(),
+        default_devices(),
     )
+
+
+def _modes() -> list[Any]:
+    """The modes around this call that see every PyTorch function or operation."""
+    c: Any = torch._C
+    found = [c._get_function_stack_at(at) for at in range(c._len_torch_function_stack())]
+    return found + [c._get_dispatch_stack_at(at) for at in range(c._len_torch_dispatch_stack())]
+
+
+def default_devices() -> str:
+    """`torch.set_default_device` and `with torch.device(...)`."""
+    return ", ".join(str(mode.device) for mode in _modes() if isinstance(mode, DeviceContext))
+
+
+def watching() -> str:
+    """What around this call runs Python inside every operation, or checks each, so that no replay can stand for it;
+    "" if nothing does."""
+    found = [f"the mode {type(mode).__name__}" for mode in _modes() if not isinstance(mode, DeviceContext)]
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        found.append("hooks on saved tensors")
+    if torch.is_anomaly_enabled():
+        found.append("anomaly detection")
+    return ", ".join(found)
 
 
 def matmul_precision() -> str:
@@ -98,12 +123,14 @@ def restore_environment(state: tuple[Any, ...]) -> None:
     torch.use_deterministic_algorithms(state[7])
     if state[8] != matmul_precision():
         torch.set_float32_matmul_precision(state[8])
+    if state[11] != default_devices():
+        torch.set_default_device(state[11] or None)
 
 
 ENVIRONMENT_NAMES = (
     "grad mode", "inference mode", "autocast on the CPU", "the CPU autocast dtype", "autocast on CUDA",
     "the CUDA autocast dtype", "the default dtype", "use_deterministic_algorithms", "the float32 matmul precision",
-    "global hooks", "TF32 in CUDA matmuls",
+    "global hooks", "TF32 in CUDA matmuls", "the default device",
 )  # fmt: skip
 
 
@@ -117,13 +144,20 @@ def fast_checks(state: tuple[Any, ...], space: dict[str, Any], on_gpu: bool) -> 
         grad=torch.is_grad_enabled, inference=torch.is_inference_mode_enabled, autocast=torch.is_autocast_enabled,
         autocast_type=torch.get_autocast_dtype, default=torch.get_default_dtype, hooks=global_hook_tables(),
         deterministic=torch._C._get_deterministic_algorithms, D=torch.get_default_dtype(),
+        functions=torch._C._len_torch_function_stack, operations=torch._C._len_torch_dispatch_stack,
+        anomaly=torch.is_anomaly_enabled, saved=torch._C._autograd._top_saved_tensors_default_hooks,
         matmul=torch._C._get_float32_matmul_precision if state[8] != "mixed" else matmul_precision,
+        devices=default_devices,
     )  # fmt: skip
     lines = [
         f"if grad() is not {state[0]} or inference() is not {state[1]}: return None",
         f"if deterministic() is not {state[7]}: return None",
         f"if autocast('cpu') is not {state[2]} or autocast('cuda') is not {state[4]}: return None",
     ]
+    count = len(state[11].split(", ")) if state[11] else 0
+    lines.append(f"if functions() != {count} or operations() or anomaly() or saved(False) is not None: return None")
+    if count:
+        lines.append(f"if devices() != {state[11]!r}: return None")
     for position, device in ((2, "cpu"), (4, "cuda")):
         if state[position]:
             space[f"autocast_{device}"] = torch.get_autocast_dtype(device)

@@ -47,7 +47,7 @@ from nova.capture.guards import (
     follow_own,
     same_literal,
 )
-from nova.capture.memory import ApartFrom, covers, distance, overlap, span_of
+from nova.capture.memory_checks import MemoryChecks
 from nova.capture.signature import InputSpec, Signature, Source
 from nova.capture.sources import MODULE_TABLES, Roots, Step, plain_value, slot_names
 from nova.capture.tensor_meta import gradient_hooks, hooks_check
@@ -57,10 +57,11 @@ from nova.capture.wrappers import MISSING, inside, label
 _OPERATORS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "value": "=="}
 _ENTRIES = ("item", "value", "key", "items", "element")  # of a container that is watched, or cannot change
 INLINE = 64  # a container with more entries is watched, not unrolled into code
+_LIBRARY = -1  # owns the dictionaries of PyTorch's modules and classes
 _MISS = (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError)
 
 
-class Binding:
+class Binding(MemoryChecks):
     """A guard set bound to live objects: `enter(args, kwargs)` is (tensor inputs, numbers) or None."""
 
     def __init__(
@@ -521,7 +522,13 @@ class Binding:
     # ---- the tail: watch, live tensors, inputs, numbers
 
     def _watch(self) -> None:
-        nodes = self.guards.nodes
+        nodes, library = self.guards.nodes, self.guards.library
+        if self.use_native and native.dict_tags():
+            self.dicts += library.tables()
+            self.dict_owner += [_LIBRARY] * (len(self.dicts) - len(self.dict_owner))
+        elif library.facts:  # to compare whole modules entry by entry would take long
+            self.space["library"] = library.holds
+            self._emit("if not library(): return None")
         tensors = [self.objs[index] for index in self.stable]
         grads = [nodes[index].meta.grad for index in self.stable]  # type: ignore[union-attr]
         self.watch = native.make_watch(self.dicts, self.lists, tensors, grads, self.use_native)
@@ -627,64 +634,6 @@ class Binding:
             objs[index] = reference()
         return objs
 
-    # ---- memory that inputs share
-
-    def _memory(self) -> None:
-        """Where the inputs may lie: checked on every call for those that come anew, for the others when one moved."""
-        live = {index: position for position, index in enumerate(self.live)}
-        regions = [(None if r[0].root == "const" else self._node_at(r[0]), r) for r in self.guards.memory]
-        pairs = [
-            (self._node_at(source), self._node_at(group[0][0]), offset)
-            for group in self.guards.aliases
-            for source, offset in group[1:]
-        ]
-        self._stable_regions = [(index, region) for index, region in regions if index not in live]
-        self._live_regions = [
-            (live[index], region, region[1] == 0 and region[2] == self.objs[index].nbytes)
-            for index, region in regions
-            if index in live
-        ]
-        self._live_changes = len(self._live_regions) > 1 and any(region[3] for _, region, _ in self._live_regions)
-        self._stable_pairs = [pair for pair in pairs if pair[0] not in live and pair[1] not in live]
-        self._live_pairs = [pair for pair in pairs if pair[0] in live or pair[1] in live]
-        self._live_position = live
-        if not self._memory_as_before():
-            raise ValueError("inputs share memory in another way than the guards say")
-        if self._live_pairs or (self._live_regions and any(region[3] for _, region in regions)):
-            self.space["memory_check"] = self._live_memory_as_before
-            self._emit("if not memory_check(): return None")
-
-    def _memory_as_before(self) -> bool:
-        """Whether the stable tensors lie where they may; remembers where that is."""
-        spans = []
-        for index, region in self._stable_regions:
-            tensor = self.constants[int(region[0].key)] if index is None else self.objs[index]
-            if not covers(tensor, region):
-                return False
-            spans.append(span_of(tensor, region))
-        if overlap(spans) is not None:
-            return False
-        if any(distance(self.objs[a], self.objs[b]) != apart for a, b, apart in self._stable_pairs):
-            return False
-        self._apart = ApartFrom(spans)
-        return True
-
-    def _live_memory_as_before(self) -> bool:
-        live, holds = self.live_tensors, self._apart.holds
-        spans = []
-        for position, region, whole in self._live_regions:
-            span = span_of(live[position], region)
-            if not holds(*span) or not (whole or covers(live[position], region)):
-                return False
-            spans.append(span)
-        if self._live_changes and overlap(spans) is not None:
-            return False
-        return all(distance(self._tensor(a), self._tensor(b)) == apart for a, b, apart in self._live_pairs)
-
-    def _tensor(self, index: int) -> Any:
-        position = self._live_position.get(index)
-        return self.objs[index] if position is None else self.live_tensors[position]
-
     def _scalars(self) -> None:
         names: list[str] = []
         self.late: list[tuple[int, int, Source]] = []  # numbers read after host effects: position, phase, source
@@ -735,7 +684,8 @@ class Binding:
                 return True
             index, kind = code >> 3, code & 7
             if kind == native.DICT:
-                if not self._owner_holds(self.dict_owner[index]):
+                owner = self.dict_owner[index]
+                if not (self.guards.library.holds() if owner == _LIBRARY else self._owner_holds(owner)):
                     return False
                 watch.accept_dict(index)
             elif kind == native.LIST:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ class Draft:
     effects: list[dict[str, Any]] = field(default_factory=list)
     views: list[tuple[dict[str, Any], Storage]] = field(default_factory=list)  # descriptions of windows on inputs
     windows: dict[int, dict[str, Any]] = field(default_factory=dict)  # of those returned, by tensor
+    shared: dict[int, int | None] = field(default_factory=dict)  # new storages returned more than once: their output
     grad_guards: list[tuple[Source, bool]] = field(default_factory=list)
 
     def add(self, node: fx.Node, spec: OutputSpec, lifted: Lifted | None = None) -> int:
@@ -47,6 +49,7 @@ def draft(recorder: Recorder, result: Any) -> Draft:
     """Reads the last value of everything that leaves the step (the recorder's modes are on)."""
     out = Draft()
     recorder.hyper.unwrap()
+    out.shared = dict.fromkeys(_returned_together(recorder, result))
     out.out_spec = outputs.describe(
         result,
         lambda t: _output(recorder, out, t, "user"),
@@ -64,7 +67,7 @@ def _output(recorder: Recorder, out: Draft, t: Tensor, kind: Any) -> dict[str, A
     source = recorder.objects.source(t)
     if source is not None and kind == "user":
         return {"source": source}
-    if kind == "user" and (view := _window(recorder, out, t)) is not None:
+    if kind == "user" and (view := _window(recorder, out, t) or _part(recorder, out, t)) is not None:
         return {"window": view}
     if id(t) not in out.by_object:
         if kind == "user" and t.layout is not torch.strided:
@@ -85,6 +88,42 @@ def _window(recorder: Recorder, out: Draft, t: Tensor) -> dict[str, Any] | None:
     if id(t) not in out.windows:
         out.windows[id(t)] = outputs.describe_window(geometry(t), len(out.windows))
         out.views.append((out.windows[id(t)], storage))
+    return out.windows[id(t)]
+
+
+def _returned_together(recorder: Recorder, result: Any) -> Iterator[int]:
+    """The identities of storages, made by the step, in which several of the returned tensors lie."""
+    found: dict[int, tuple[Storage, set[int]]] = {}
+    for t in outputs.tensors_in(result):
+        storage = recorder.values.get(t) if t.layout is torch.strided and t.numel() else None
+        if storage is not None and storage.input is None:
+            found.setdefault(id(storage), (storage, set()))[1].add(id(t))
+    for key, (storage, tensors) in found.items():
+        _, sizes, strides, _, bits = storage.base
+        dense = not bits and memory_order(sizes, strides) is not None
+        if len(tensors) > 1 and dense and not recorder.values.varies(storage):
+            yield key
+
+
+def _part(recorder: Recorder, out: Draft, t: Tensor) -> dict[str, Any] | None:
+    """How a replay makes a returned tensor that shares what the step made with another: as a window on one output."""
+    storage = recorder.values.get(t) if t.layout is torch.strided else None
+    if storage is None or id(storage) not in out.shared or id(t) in out.by_object:
+        return None
+    index = out.shared[id(storage)]
+    if index is None:
+        view = storage.views[storage.base]
+        strides = None if is_contiguous(*storage.base[1:3]) else storage.base[2]
+        index = out.add(recorder.values.read_base(storage), OutputSpec("user", view.type, None, strides))
+        out.shared[id(storage)] = index
+        if geometry(t) == storage.base:
+            out.by_object[id(t)] = index
+    if out.by_object.get(id(t)) == index:
+        return None
+    if id(t) not in out.windows:
+        found = out.windows[id(t)] = outputs.describe_window(geometry(t), len(out.windows))
+        found["output"] = index
+        found["offset"] -= storage.base[0] * storage.base[3].itemsize // t.dtype.itemsize
     return out.windows[id(t)]
 
 
@@ -154,7 +193,7 @@ def _state(recorder: Recorder, out: Draft) -> None:
     values: dict[int, tuple[Storage, fx.Node]] = {}
     for storage in list(recorder.values.storages.values()):
         if storage.input is not None and storage.written:
-            node = recorder.values._read(storage, storage.views[storage.base])
+            node = recorder.values.read_base(storage)
             if node is not storage.input.node:
                 values[id(storage)] = (storage, node)
     for t, old in recorder.rebound.values():
@@ -249,7 +288,9 @@ def _inputs(recorder: Recorder, out: Draft) -> tuple[Signature, list[Any], list[
         node._rename(_identifier(spec.name))
         signature.inputs.append(spec)
     for output, lifted in zip(out.specs, out.inputs, strict=True):
-        signature.outputs.append(replace(output, input=index[id(lifted)]) if lifted is not None else output)
+        if lifted is not None:
+            output = replace(output, input=index[id(lifted)], counted=recorder.versions.moved(lifted.tensor))
+        signature.outputs.append(output)
     return signature, values, members
 
 

@@ -10,6 +10,7 @@ loss.backward()                       runs with this mode on, so that recomputed
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from nova.capture import keep, tensor_lists
 from nova.capture.scalars import TracedFloat
+from nova.capture.sources import is_of_torch
 from nova.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -41,10 +43,13 @@ class FunctionMode(TorchFunctionMode):
     def __init__(self, recorder: Recorder):
         super().__init__()
         self.recorder = recorder
+        self._hidden = _hidden_methods()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self._hidden:
+            func = self._hidden.get(func, func)
         handler = HANDLERS.get(func)
         if handler is not None:
             return handler(self, func, args, kwargs or {})
@@ -58,6 +63,17 @@ class FunctionMode(TorchFunctionMode):
         if any(map(_has_traced, args)) or any(map(_has_traced, kwargs.values())) or _tensor_factor(kwargs):
             return _with_traced(self, func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _hidden_methods() -> dict[Any, Any]:
+    """Methods of tensors in C, by the user's functions that hide them. PyTorch names a method by looking it up in
+    `Tensor`: it gives the user's function where that calls the one it hides."""
+    methods = vars(torch._C.TensorBase)
+    return {
+        value: methods[name]
+        for name, value in vars(Tensor).items()
+        if name in methods and isinstance(value, FunctionType) and not is_of_torch(value.__code__.co_filename)
+    }
 
 
 _PLAIN = {Tensor, torch.nn.Parameter, int, float, bool, type(None), str, torch.Size, torch.dtype}

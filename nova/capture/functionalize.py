@@ -198,7 +198,7 @@ class Values:
         storage, g = self.storage(x), geometry(out)
         parent = geometry(x)
         if g in storage.views:
-            if self._varies(storage) and self._steps(storage, parent, op) != self._steps(storage, g):
+            if self.varies(storage) and self._steps(storage, parent, op) != self._steps(storage, g):
                 self.ambiguous("windows on a result whose size depends on the data coincided in this run")
             return
         if parent not in storage.views:
@@ -210,7 +210,11 @@ class Values:
             return
         storage.views[g] = View(self.type_of(out), parent, op, None, -1)
 
-    def _varies(self, storage: Storage) -> bool:
+    def read_base(self, storage: Storage) -> fx.Node:
+        """What a storage holds now, all of it."""
+        return self._read(storage, storage.views[storage.base])
+
+    def varies(self, storage: Storage) -> bool:
         """Whether another run may find another size in this storage."""
         node = storage.views[storage.base].node
         return node is not None and bool(node.meta.get("dynamic"))
@@ -304,7 +308,7 @@ class Values:
     def _alias(self, storage: Storage, t: Tensor, g: Geometry) -> View:
         """A window that no recorded view operation made: found again by its place in the storage."""
         offset, sizes, strides, dtype, bits = g
-        if self._varies(storage):
+        if self.varies(storage):
             self.ambiguous("a window on a result whose size depends on the data is known by its place only")
         if storage.input is not None:
             self._widen(storage, g)

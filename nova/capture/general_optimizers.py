@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from nova.capture.patching import no_modes, replaced
+from nova.capture.patching import no_modes, stand_in
 from nova.capture.scalars import Root, TracedFloat
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ def patch(recorder: Recorder, stack: ExitStack) -> None:
     for name in ("nadam", "adamax"):
         module = sys.modules[f"torch.optim.{name}"]
         update = f"_single_tensor_{name}"
-        stack.enter_context(replaced(module, "_get_value", _reader(recorder)))
-        stack.enter_context(replaced(module, update, _with_numbers(getattr(module, update))))
+        stack.enter_context(stand_in(module, "_get_value", _reader(recorder)))
+        stack.enter_context(stand_in(module, update, _with_numbers(getattr(module, update))))
     for name, lists in _COUNTED.items():
         module = sys.modules[f"torch.optim.{name}"]
         update = f"_single_tensor_{name}"
-        stack.enter_context(replaced(module, update, _with_doubles(getattr(module, update), lists)))
+        stack.enter_context(stand_in(module, update, _with_doubles(getattr(module, update), lists)))
 
 
 def _reader(recorder: Recorder) -> Callable[[Any], Any]:

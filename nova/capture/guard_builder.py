@@ -14,7 +14,8 @@ import builtins
 import sys
 import types
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from nova.capture.guards import (
     type_name,
 )
 from nova.capture.library import is_steady, library_names
+from nova.capture.library_calls import library_facts
 from nova.capture.memory import Group, Region
 from nova.capture.native import GRAD_ANY
 from nova.capture.reads import Reads, attribute_items, cached_codes
@@ -80,6 +82,7 @@ class Observed:
 
     codes: set[types.CodeType] = field(default_factory=set)  # user code that ran
     globals: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)  # of the code that ran
+    library: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)  # PyTorch's code that ran, its globals
     modules: list[torch.nn.Module] = field(default_factory=list)  # modules that were called
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)  # optimizers that stepped
     numbers: set[tuple[int, Any]] = field(
@@ -108,6 +111,13 @@ def place(roots: Roots, source: Source) -> tuple[int, Any]:
     return id(holder), step
 
 
+def _identities(roots: Roots, sources: Iterable[Source]) -> Iterator[int]:
+    """Of the objects at these sources; some may be there no more."""
+    for source in sources:
+        with suppress(KeyError, IndexError, AttributeError, TypeError, ValueError):
+            yield id(roots.resolve(source))
+
+
 class Builder:
     """Makes the nodes: from the call, through everything that can matter."""
 
@@ -124,6 +134,7 @@ class Builder:
         self.objs: list[Any] = []
         self.index: dict[int, int] = {}
         self._queue: deque[int] = deque()
+        self.inputs = set(_identities(objects.roots, seen.inputs))
         self.copied = 0  # bytes of arrays that the guards keep
 
     def build(self) -> GuardSet:
@@ -149,7 +160,9 @@ class Builder:
                 self._ensure_source(source)
         self._drain()
         before = environment() if self.before is None else self.before
-        return GuardSet(self.nodes, before, list(self.seen.facts), self.seen.aliases, self.seen.memory)
+        classes = [type(obj) for obj in (*self.seen.modules, *self.seen.optimizers)]
+        library = library_facts(self.seen.library, classes, self.attributes)
+        return GuardSet(self.nodes, before, list(self.seen.facts), self.seen.aliases, self.seen.memory, library)
 
     def _globals_of(self, code: types.CodeType, table: dict[str, Any]) -> None:
         """Globals read by a function that was made while the step ran, or that is out of reach."""
@@ -510,12 +523,17 @@ class Builder:
             return
         for g, group in enumerate(optimizer.param_groups):
             for i, param in enumerate(group["params"]):
-                if param in optimizer.state:
+                if param in optimizer.state and self._state_matters(optimizer.state[param]):
                     step = ("state", f"{g}.{i}")
                     node.slots[step] = self._describe(optimizer.state[param], index, step)
         if self.reads.optimizer_state:
             step = ("attr", "state")
             node.slots[step] = self._describe(optimizer.state, index, step)
+
+    def _state_matters(self, state: Any) -> bool:
+        """Whether the step looks at a parameter's state: not at that of one which has no gradient."""
+        tensors = [v for v in state.values() if isinstance(v, torch.Tensor)] if isinstance(state, dict) else []
+        return self.reads.optimizer_state or not tensors or any(id(tensor) in self.inputs for tensor in tensors)
 
     def _fill_tensor(self, index: int, node: Node, tensor: torch.Tensor) -> None:
         requires = self.seen.before.get((id(tensor), ("attr", "requires_grad")))

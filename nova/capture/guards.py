@@ -25,6 +25,7 @@ import torch
 from nova.capture import bytecode
 from nova.capture.contents import Entries, content, same_content
 from nova.capture.environment import ENVIRONMENT_NAMES, environment
+from nova.capture.library_calls import Library
 from nova.capture.memory import Group, Region, covers, distance, overlap, span_of
 from nova.capture.native import GRAD_ANY, GRAD_NONE, GRAD_SET
 from nova.capture.reads import MISSING as _MISSING
@@ -138,12 +139,16 @@ class GuardSet:
     facts: list[ScalarGuard] = field(default_factory=list)
     aliases: list[Group] = field(default_factory=list)
     memory: list[Region] = field(default_factory=list)
+    library: Library = field(default_factory=Library)
 
     def check(self, roots: Roots) -> Mismatch | list[Any]:
         """The objects of all nodes if every fact holds, else the first that does not."""
         for name, was, now in zip(ENVIRONMENT_NAMES, self.environment, environment(), strict=True):
             if was != now:
                 return Mismatch(Source("function", "step"), f"{name} was {was}, is now {now}")
+        replaced = self.library.difference()
+        if replaced is not None:
+            return Mismatch(Source("function", str(replaced)), "is another function now")
         objs: list[Any] = [roots]
         positions = Positions()
         for index, node in enumerate(self.nodes):

@@ -44,7 +44,7 @@ class Interpreted:
             elif spec.role == "seed":
                 values.append(torch.tensor(seed, device=self._device))
             else:
-                values.append(next(tensors).detach())
+                values.append(next(tensors).data)  # whose version is its own: writes are counted by the caller
         with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             results = self._evaluate(values)
             results = [result.clone() for result in results]  # an output may be an input that another output replaces

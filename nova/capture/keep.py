@@ -41,6 +41,15 @@ def of_several(x: Tensor) -> Tensor:
 define("of_several(Tensor x) -> Tensor", of_several)
 
 
+def demand(holds: Tensor, message: str) -> None:
+    """What PyTorch's Python demands of a tensor's values: `if not torch.all(holds): raise ValueError(message)`."""
+    if not bool(holds.all()):
+        raise ValueError(message)
+
+
+define("demand(Tensor holds, str message) -> ()", demand)
+
+
 def _compute_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 

@@ -4,7 +4,7 @@
     len(items)           no such global           builtins: len
     vars(config)[name]                            config: "" (every name of it; only for modules of the user's)
 
-The rest of a library is taken to be as it was.
+What PyTorch's own code on the way reads is in `library_calls.py`; the rest of a library is taken to be as it was.
 """
 
 from __future__ import annotations

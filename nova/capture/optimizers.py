@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +27,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from nova.capture import general_optimizers
 from nova.capture import optimizer_ops as _optimizer_ops  # noqa: F401  (registers the operators)
-from nova.capture.patching import no_modes, replaced
+from nova.capture.patching import no_modes, replaced, stand_in
 from nova.capture.scalars import TracedFloat
 from nova.capture.signature import Source
 from nova.capture.sources import extend
@@ -171,6 +171,12 @@ def _update(
             target.copy_(value)
 
 
+def _uncounted(fused: bool | None, *tensors: list[Tensor]) -> Any:
+    """Where eager's fused kernels write to these tensors: their versions stay as they are."""
+    written = tuple(t for ts in tensors for t in ts if t is not None)
+    return torch.autograd._unsafe_preserve_version_counter(written) if fused else nullcontext()
+
+
 def _plain(tensors: list[Tensor], differentiable: bool, *grads: list[Tensor]) -> bool:
     """Whether the one-operation form means the same: dense, real, no gradients through the update."""
     return not differentiable and not any(
@@ -203,7 +209,6 @@ def _patched_sgd(recorder: Recorder, original: Callable[..., Any]) -> Callable[.
         found_inf = _found_inf(recorder, found_inf)
         moving = momentum != 0
         with torch._C.DisableTorchFunction():
-            _unscaled(d_p_list, grad_scale)
             fresh, first = [i for i, b in enumerate(momentum_buffer_list) if b is None] if moving else [], None
             if fresh:
                 dampened = dampening != 0
@@ -213,13 +218,15 @@ def _patched_sgd(recorder: Recorder, original: Callable[..., Any]) -> Callable[.
                         momentum_buffer_list[i] = torch.zeros_like(params[i], memory_format=torch.preserve_format)
                     # zeros are exact for a first step unless it is dampened: then a flag that the step itself clears
                     first = torch.ones((), dtype=torch.float32, device=params[0].device) if dampened else None
-            for i, (p, g) in enumerate(zip(params, d_p_list, strict=True)):
-                buf = momentum_buffer_list[i] if moving else None
-                _update(
-                    recorder, torch.ops.nova.sgd.default, [p, g, buf, None], [p, buf], lr, momentum, dampening,
-                    weight_decay, nesterov=nesterov, maximize=maximize, found_inf=found_inf,
-                    first=first if i in fresh else None,
-                )  # fmt: skip
+            with _uncounted(fused, params, d_p_list, momentum_buffer_list):
+                _unscaled(d_p_list, grad_scale)
+                for i, (p, g) in enumerate(zip(params, d_p_list, strict=True)):
+                    buf = momentum_buffer_list[i] if moving else None
+                    _update(
+                        recorder, torch.ops.nova.sgd.default, [p, g, buf, None], [p, buf], lr, momentum, dampening,
+                        weight_decay, nesterov=nesterov, maximize=maximize, found_inf=found_inf,
+                        first=first if i in fresh else None,
+                    )  # fmt: skip
             if first is not None:
                 done = torch.zeros_like(first)
                 first.copy_(done if found_inf is None else torch.where(found_inf.reshape(()) != 0, first, done))
@@ -241,7 +248,8 @@ def _patched_adam(recorder: Recorder, original: Callable[..., Any]) -> Callable[
                     lr=lr, weight_decay=weight_decay, eps=eps, maximize=maximize,
                 )  # fmt: skip
         found_inf = _found_inf(recorder, found_inf)
-        with torch._C.DisableTorchFunction():
+        moments = (exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
+        with torch._C.DisableTorchFunction(), _uncounted(fused, params, grads, *moments):
             _unscaled(grads, grad_scale)
             for i, (p, g) in enumerate(zip(params, grads, strict=True)):
                 largest = max_exp_avg_sqs[i] if amsgrad else None
@@ -266,7 +274,7 @@ def _patched_adagrad(recorder: Recorder, original: Callable[..., Any]) -> Callab
                     has_complex, lr=lr, weight_decay=weight_decay, lr_decay=lr_decay, eps=eps, maximize=maximize,
                 )  # fmt: skip
         found_inf = _found_inf(recorder, found_inf)
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), _uncounted(fused, params, grads, state_sums):
             _unscaled(grads, grad_scale)
             for p, g, total, step in zip(params, grads, state_sums, state_steps, strict=True):
                 _update(
@@ -339,16 +347,16 @@ def patch(recorder: Recorder, stack: ExitStack) -> None:
         (sys.modules["torch.optim.adagrad"], "adagrad", _patched_adagrad),
         (sys.modules["torch.optim.rmsprop"], "rmsprop", _patched_rmsprop),
     ):  # fmt: skip
-        stack.enter_context(replaced(module, name, make(recorder, getattr(module, name))))
+        stack.enter_context(stand_in(module, name, make(recorder, getattr(module, name))))
     general_optimizers.patch(recorder, stack)
     for kind in vars(optim).values():
         if isinstance(kind, type) and issubclass(kind, Optimizer) and "_init_group" in vars(kind):
-            stack.enter_context(replaced(kind, "_init_group", _patched_init_group(recorder, vars(kind)["_init_group"])))
+            stack.enter_context(stand_in(kind, "_init_group", _patched_init_group(recorder, vars(kind)["_init_group"])))
     stack.enter_context(
-        replaced(Optimizer, "zero_grad", _zero_grad(recorder, Optimizer.zero_grad, _optimizer_parameters))
+        stand_in(Optimizer, "zero_grad", _zero_grad(recorder, Optimizer.zero_grad, _optimizer_parameters))
     )
     module_zero = _zero_grad(recorder, torch.nn.Module.zero_grad, lambda m: m.parameters())
-    stack.enter_context(replaced(torch.nn.Module, "zero_grad", module_zero))
+    stack.enter_context(stand_in(torch.nn.Module, "zero_grad", module_zero))
     _hooks(recorder, stack)
 
 

@@ -4,14 +4,14 @@
 
 Leaves: {"output": i} fresh tensor; {"float": i} Python number of a 0-d output; {"source": Source} an object that
 exists outside the step (a parameter, an argument); {"window": {...}} a view of an input, over its memory as in eager
-(`w.detach()`, `w[0]`); {"const": value}.
+(`w.detach()`, `w[0]`), or of a fresh tensor, where several in its memory are returned (`y, y[0]`); {"const": value}.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,8 +74,21 @@ def describe(
     return visit(value)
 
 
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of a returned value."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in([getattr(value, field.name) for field in dataclasses.fields(value)])
+
+
 def describe_window(g: Geometry, number: int = 0) -> dict[str, Any]:
-    """A view of an input. Which input it is, and where the view starts in it, is known at the end of a recording.
+    """A view of an input or an output. Which one, and where the view starts in it, is known at the end of a recording.
     `number` tells the views of one step apart."""
     offset, size, stride, dtype, bits = g
     name = str(dtype).removeprefix("torch.")
@@ -85,8 +98,8 @@ def describe_window(g: Geometry, number: int = 0) -> dict[str, Any]:
 
 
 def window(base: Tensor, view: Mapping[str, Any]) -> Tensor:
-    """The described view of an input, which is contiguous, or the flat span of a storage."""
-    flat, dtype = base.detach().view(-1), getattr(torch, view["dtype"])
+    """The described view of an input or an output, which is dense, or the flat span of a storage."""
+    flat, dtype = base.detach().as_strided((base.numel(),), (1,)), getattr(torch, view["dtype"])
     if flat.dtype != dtype:
         flat = flat.view(dtype)
     found = flat.as_strided(view["size"], view["stride"], flat.storage_offset() + view["offset"])

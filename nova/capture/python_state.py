@@ -36,6 +36,7 @@ from nova.capture.contents import MEMORY_LIMIT, Memory, Range, elements
 from nova.capture.guards import _MISSING as MISSING
 from nova.capture.guards import _short, same_literal
 from nova.capture.interrupts import Interrupts
+from nova.capture.library_calls import is_library_code
 from nova.capture.signature import Source
 from nova.capture.sources import (
     MODULE_TABLES,
@@ -383,6 +384,7 @@ class Watch:
     def __init__(self, objects: ObjectMap):
         self.objects = objects
         self.codes: dict[types.CodeType, dict[str, Any]] = {}  # user code that ran, with its globals
+        self.library: dict[types.CodeType, dict[str, Any]] = {}  # PyTorch's
         self.modules: dict[int, torch.nn.Module] = {}
         self.training_set: dict[int, torch.nn.Module] = {}  # `training` set by train()/eval() before it was read
         self.refused: CaptureError | None = None
@@ -437,6 +439,8 @@ class Watch:
 
     def _classify(self, code: types.CodeType, frame: types.FrameType) -> int:
         kind = 0
+        if is_library_code(code):
+            self.library[code] = frame.f_globals
         if code in _MODULE_CODES:
             kind = 1
         elif code.co_qualname == "Optimizer.profile_hook_step.<locals>.wrapper":
@@ -634,7 +638,9 @@ def _user_frame(frame: types.FrameType | None, through: tuple[str, ...] | None) 
 @contextmanager
 def _replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
     original = getattr(owner, name)
-    setattr(owner, name, wrap(original))
+    replacement = wrap(original)
+    replacement._nova_original = original
+    setattr(owner, name, replacement)
     try:
         yield
     finally:

@@ -35,12 +35,13 @@ from nova.capture.function_mode import FunctionMode
 from nova.capture.functionalize import Lifted, Storage, Values
 from nova.capture.grads import Leaves
 from nova.capture.lines import Lines
-from nova.capture.patching import no_modes, replaced
+from nova.capture.patching import no_modes, replaced, stand_in
 from nova.capture.rng import StepRandom
 from nova.capture.rules import RULES, check_results, find_rule
 from nova.capture.scalars import MATH_FUNCTIONS, Root, ScalarGuard, TracedFloat, math_replacement
 from nova.capture.signature import CapturedStep, Source, TensorType
 from nova.capture.sources import ObjectMap, is_user_file
+from nova.capture.versions import Versions
 from nova.capture.views import aten, geometry
 from nova.errors import CaptureError, NovaError
 
@@ -85,6 +86,7 @@ class Recorder(TorchDispatchMode):
         self.line = self.lines.here()
         self.random = StepRandom()
         self.leaves = Leaves()
+        self.versions = Versions(tensor for tensor, _ in objects.tensors)
         self.hyper = optimizers.HyperParameters(self)
         self.lifted: list[Lifted] = []
         self.scalars: dict[tuple[Source, int], tuple[Root, fx.Node, Tensor]] = {}
@@ -483,11 +485,15 @@ def _batch_norm_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _without_any(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A PyTorch function without its check `if torch.any(...)`, which reads values."""
+def _demanding(original: Callable[..., Any], message: str) -> Callable[..., Any]:
+    """A PyTorch function whose check `if torch.any(...)`, which reads values, becomes an operation that may raise."""
+
+    def none(found: Tensor) -> bool:
+        torch.ops.nova.demand(~found, message)
+        return False
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with replaced(torch, "any", lambda *_, **__: False):
+        with replaced(torch, "any", none):
             return original(*args, **kwargs)
 
     return run
@@ -515,9 +521,11 @@ def _surroundings(recorder: Recorder, stack: ExitStack, function: Any) -> None:
             recorder.lines.leave()
 
     stack.enter_context(replaced(torch.nn.Module, "__call__", __call__))
-    stack.enter_context(replaced(_BatchNorm, "forward", _batch_norm_forward(_BatchNorm.forward)))
+    stack.enter_context(stand_in(_BatchNorm, "forward", _batch_norm_forward(_BatchNorm.forward)))
     loss = torch.nn.functional.gaussian_nll_loss
-    stack.enter_context(replaced(torch.nn.functional, "gaussian_nll_loss", _without_any(loss)))
+    stack.enter_context(
+        replaced(torch.nn.functional, "gaussian_nll_loss", _demanding(loss, "var has negative entry/entries"))
+    )
     _patch_checkpoint(recorder, stack)
     averaging.patch(stack)
     optimizers.patch(recorder, stack)

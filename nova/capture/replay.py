@@ -25,6 +25,7 @@ import torch
 
 from nova.capture.outputs import window
 from nova.capture.signature import Signature, Source
+from nova.capture.versions import bumper
 
 Tree = Any
 
@@ -107,7 +108,8 @@ class Builder:
         name = self._windows.get(view["number"])
         if name is None:
             name = self._windows[view["number"]] = f"w{view['number']}"
-            return f"({name} := window(inputs[{self.tensor_at[view['input']]}], {self._constant(view)}))"
+            base = self.output(view["output"]) if "output" in view else f"inputs[{self.tensor_at[view['input']]}]"
+            return f"({name} := window({base}, {self._constant(view)}))"
         return name
 
     def output(self, index: int) -> str:
@@ -155,11 +157,14 @@ class Effects:
     """The host effects of a step, in order, for one binding: `locate(source)` is the place of an object in `objs`."""
 
     def __init__(
-        self, signature: Signature, classes: Mapping[str, Any], objs: list[Any], locate: Callable[[Source], int | None]
-    ):
+        self, signature: Signature, classes: Mapping[str, Any], objs: list[Any],
+        locate: Callable[[Source], int | None], use_native: bool = True,
+    ):  # fmt: skip
         self.builder = Builder(signature, classes)
         self.objs, self.locate = objs, locate
         self.output = self.builder.function(signature.out_spec)
+        written = [o.input for o in signature.outputs if o.counted and o.input is not None]
+        self.count_writes = bumper([self.builder.tensor_at[k] for k in written], use_native)
         # Effects up to the last phase in which a number is read run before the program, the others after it.
         self.early = max((spec.phase for spec in signature.inputs if spec.role == "scalar"), default=0)
         self.before = [self._compile(effect) for effect in signature.effects[: self.early]]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Rule = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 RULES: dict[Any, Rule] = {}
+_INDICES = (torch.int32, torch.int64)
 _DROPPED_KWARGS = ("layout", "pin_memory", "memory_format", "non_blocking", "generator")
 
 
@@ -107,10 +108,25 @@ def pure(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     node_args = rec.nodes(args)
     node_kwargs = {k: rec.nodes(v) for k, v in kwargs.items() if k not in _DROPPED_KWARGS} if kwargs else {}
     out = func(*args, **kwargs)
+    if type(out) is tuple and any(isinstance(t, Tensor) and t.dtype in _INDICES for t in out):
+        out = _as_replayed(func, args, kwargs, out)
     if "layout" in kwargs and kwargs["layout"] not in (None, torch.strided):
         node_kwargs["layout"] = kwargs["layout"]
     rec.results(func, node_args, node_kwargs, out)
     return out
+
+
+def _as_replayed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Results of the shapes that a replay gives, whose operands are dense: an auxiliary one may depend on strides
+    (`offset2bag` of `_embedding_bag` is empty where the weight is row-major), and derivatives look at it."""
+    dense = [a.contiguous() if isinstance(a, Tensor) and a.layout is torch.strided else a for a in args]
+    if all(a is b for a, b in zip(args, dense, strict=True)):
+        return out
+    again = func(*dense, **kwargs)
+    return tuple(
+        new if isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape != new.shape else old
+        for old, new in zip(out, again, strict=True)
+    )
 
 
 def view(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from nova.capture.optimizers import RECOGNISED
-from nova.capture.patching import no_modes, replaced
+from nova.capture.patching import no_modes, stand_in
 from nova.capture.scalars import Root, TracedFloat
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def patch(recorder: Recorder, stack: ExitStack) -> None:
         ("get_scale", get_scale), ("scale", remember(GradScaler.scale)), ("update", remember(GradScaler.update)),
         ("unscale_", remember(GradScaler.unscale_)),
     ):  # fmt: skip
-        stack.enter_context(replaced(GradScaler, name, value))
+        stack.enter_context(stand_in(GradScaler, name, value))
 
 
 def _params(optimizer: Any) -> Iterator[Tensor]:

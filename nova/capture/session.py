@@ -177,6 +177,7 @@ def _settled(
     seen = Observed(
         codes=set(watch.codes),
         globals=watch.codes,
+        library=watch.library,
         modules=list(watch.modules.values()),
         optimizers=list(watch.optimizers.values()),
         numbers=_places(
@@ -219,7 +220,7 @@ def _settled(
     sources = [source for opt in watch.optimizers.values() if (source := objects.source(opt)) is not None]
     recording.step.guards = guards
     recording.step.name = name
-    recording.step.tf32 = bool(before[-1]) or before[8] in ("high", "medium")
+    recording.step.tf32 = bool(before[10]) or before[8] in ("high", "medium")
     return Capture(
         name, recording.step, guards, recording.result, recording.inputs, list(recording.consts), classes, sources,
         list(recording.once), objects.truncated, [str(reached.source) for reached in snapshot.unseen],

@@ -89,6 +89,7 @@ class OutputSpec:
     type: TensorType
     input: int | None = None
     strides: tuple[int, ...] | None = None  # strides eager gives this output; None = contiguous
+    counted: bool = False  # of state: eager counts the write in the tensor's version
 
 
 @dataclass

@@ -58,8 +58,8 @@ LIBRARY_FIELDS: dict[type, tuple[str, ...]] = {
     deque: ("maxlen",),
 }  # attributes that `__dict__` does not show
 
-_TORCH_DIR = torch.__path__[0]
-_NOVA_DIR = __file__.rsplit("/", 2)[0]
+_TORCH_DIR = torch.__path__[0] + "/"
+_NOVA_DIR = __file__.rsplit("/", 2)[0] + "/"
 # what PyTorch itself is built on
 _LIBRARIES = frozenset({
     "numpy", "typing_extensions", "sympy", "mpmath", "networkx", "filelock", "fsspec", "jinja2", "markupsafe", "optree",
@@ -441,6 +441,8 @@ def follow(obj: Any, step: Step) -> Any:
     kind, key = step
     match kind:
         case "attr":
+            if key == "grad" and isinstance(obj, torch.Tensor) and not (obj.is_leaf or obj.retains_grad):
+                return None  # which PyTorch says too, with a warning
             return getattr(obj, key)
         case "item":
             return obj[key]

@@ -20,13 +20,14 @@ import torch
 
 from nova.capture import bytecode
 from nova.capture.guards import GuardSet, Node, TensorMeta
+from nova.capture.library_calls import Fact, Library
 from nova.capture.replay import class_path, find_class
 from nova.capture.scalars import ScalarGuard
 from nova.capture.signature import InputSpec, OutputSpec, Signature, Source, TensorType
 from nova.capture.sources import MODULE_TABLES, ObjectMap, is_plain, is_user_class, is_user_function, kind_of
 from nova.capture.views import strides
 
-VERSION = 3
+VERSION = 5
 
 
 class Unstorable(Exception):
@@ -145,7 +146,7 @@ def encode_signature(signature: Signature) -> dict[str, Any]:
         "inputs": [
             [s.name, s.role, tensor(s.type), encode(s.source), s.flat, s.span_offset, s.phase] for s in signature.inputs
         ],
-        "outputs": [[o.kind, tensor(o.type), o.input, encode(o.strides)] for o in signature.outputs],
+        "outputs": [[o.kind, tensor(o.type), o.input, encode(o.strides), o.counted] for o in signature.outputs],
         "out_spec": encode(signature.out_spec),
         "effects": encode(signature.effects),
         "uses_rng": signature.uses_rng,
@@ -158,7 +159,7 @@ def decode_signature(data: dict[str, Any]) -> Signature:
 
     return Signature(
         [InputSpec(n, r, tensor(t), decode(s), f, o, p) for n, r, t, s, f, o, p in data["inputs"]],
-        [OutputSpec(k, tensor(t), i, decode(s)) for k, t, i, s in data["outputs"]],
+        [OutputSpec(k, tensor(t), i, decode(s), c) for k, t, i, s, c in data["outputs"]],
         decode(data["out_spec"]),
         decode(data["effects"]),
         data["uses_rng"],
@@ -186,6 +187,7 @@ def encode_guards(guards: GuardSet) -> dict[str, Any]:
     return {
         "nodes": nodes, "environment": encode(guards.environment), "facts": encode(guards.facts),
         "aliases": encode(guards.aliases), "memory": encode(guards.memory),
+        "library": [dataclasses.astuple(fact) for fact in guards.library.facts],
     }  # fmt: skip
 
 
@@ -201,8 +203,9 @@ def decode_guards(data: dict[str, Any]) -> GuardSet:
             found["kind"], found["parent"], tuple(found["step"]), found["type"], slots, decode(found["keys"]), meta,
             found["code"],
         ))  # fmt: skip
-    rest = (decode(data[name]) for name in ("environment", "facts", "aliases", "memory"))
-    return GuardSet(nodes, *rest)
+    environment, facts, aliases, memory = (decode(data[n]) for n in ("environment", "facts", "aliases", "memory"))
+    library = Library([Fact(*fact) for fact in data["library"]])
+    return GuardSet(nodes, environment, facts, aliases, memory, library)
 
 
 # ---- the key that is known before capture

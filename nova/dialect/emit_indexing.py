@@ -130,7 +130,7 @@ def gather(e: Emitter, x: Value, dim: int, ids: Value, *, sparse_grad: bool = Fa
     """torch.gather."""
     if x.rank == 0 or ids.rank == 0:
         raise NoLowering
-    return e.b.create("gather", [x, ids], [(ids.shape, x.dtype)], dim=dim % x.rank)
+    return e.b.create("gather", [x, ids], [(ids.shape, x.dtype)], dim=dim % x.rank, labels=False)
 
 
 @emits("scatter.src", "scatter.value")

@@ -193,7 +193,7 @@ def nll_loss_forward(
     counts = b.op("ne", target, b.constant(ignore_index, "i64"))
     safe = b.where(counts, target, b.constant(0, "i64"))
     column = b.reshape(safe, (*x.shape[:dim], 1, *x.shape[dim + 1 :]))
-    picked = b.create("gather", [x, column], [(column.shape, x.dtype)], dim=dim)
+    picked = b.create("gather", [x, column], [(column.shape, x.dtype)], dim=dim, labels=True)
     loss = b.op("neg", b.cast(b.reshape(picked, target.shape), dtype))
     factor = b.constant(1, dtype)
     if weight is not None:

@@ -150,9 +150,11 @@ def _check_index(index: Described) -> None:
     check(index.dtype in INDEX_DTYPES, "index {} must be i64 or i32", index)
 
 
-@op("gather", "x index", "y", "dim:int")
+@op("gather", "x index", "y", "dim:int labels:bool")
 def _gather(it: Instance) -> None:
-    """torch.gather: y[..i..] = x[..index[..i..]..] with the index standing in dim. y has index's shape."""
+    """torch.gather: y[..i..] = x[..index[..i..]..] with the index standing in dim. y has index's shape. `labels`: the
+    index is a loss's target, and an error about a bad one says so.
+    """
     (x, index), (y,) = it.ins, it.outs
     _check_index(index)
     check(len(x.shape) == len(index.shape), "x {} and index {} differ in rank", x, index)

@@ -17,6 +17,8 @@ def op_message(op: Op) -> str | None:
         return f"IndexError: index {{value}} is out of range for dimension 0 with size {rows}"
     if op.name == "take_backward":
         return f"IndexError: index {{value}} is out of range for dimension 0 with size {op.attrs['rows']}"
+    if op.name in ("sce", "sce_backward", "sce_merge") or op.attrs.get("labels"):
+        return "IndexError: Target {value} is out of bounds."
     if op.name in ("gather", "scatter"):
         dim = op.attrs["dim"]
         size = op.operands[0].shape[dim]
@@ -29,8 +31,6 @@ def op_message(op: Op) -> str | None:
             else f"dimensions {list(dims)}"
         )
         return f"IndexError: index {{value}} is out of bounds for {where}"
-    if op.name in ("sce", "sce_backward", "sce_merge"):
-        return "IndexError: Target {value} is out of bounds."
     if op.name in ("floordiv", "rem", "truncdiv", "fmod") and op.operands[0].dtype in ("i64", "i32", "i16", "i8", "u8"):
         return "RuntimeError: ZeroDivisionError"
     if op.name == "probability":

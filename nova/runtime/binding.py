@@ -198,7 +198,11 @@ class Expected:
                 f"the step was compiled for {self.dtype} {list(self.shape)} on {self.device}"
             )
         if tensor.is_conj() or tensor.is_neg():
-            raise ValueError(f"input {self.name} of the compiled step is a lazy conjugate or negative")
+            kind = "conj" if tensor.is_conj() else "neg"
+            raise ValueError(
+                f"input {self.name} of the compiled step is a lazy {'conjugate' if kind == 'conj' else 'negative'}, "
+                f"whose memory holds other values; pass {self.name}.resolve_{kind}()"
+            )
         dense = all(s == w or n <= 1 for n, s, w in zip(tensor.shape, tensor.stride(), self.strides, strict=True))
         if not dense and tensor.numel():
             raise ValueError(

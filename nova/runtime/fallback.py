@@ -1,12 +1,13 @@
 """Operations left to PyTorch, run inside the step on the step's own memory.
 
 The step program calls `nova_callback(k)`; operands are tensors over arena, input or constant bytes, results are copied
-to where the plan wants them. A result whose size depends on data stays a live tensor: it never enters the arena,
-and everything that reads it is again a call to PyTorch.
+to where the plan wants them. A result whose size depends on data, or that only PyTorch reads, stays a live tensor: it
+never enters the arena, and everything that reads it is again a call to PyTorch.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,7 +47,7 @@ class StepMemory:
         if ref.base < plan.arena:
             count = len(plan.inputs)
             owner = self.inputs[ref.base] if ref.base < count else self.outputs[ref.base - count]
-            return owner.detach().as_strided(tensor.shape, strides, owner.storage_offset())
+            return owner.data.as_strided(tensor.shape, strides, owner.storage_offset())
         if tensor not in self._views:
             blocks = {plan.arena: self.arena, plan.constants: self._constants, plan.scalar_block: self._scalars}
             block = blocks[ref.base]
@@ -68,6 +69,8 @@ def resolve_op(target: str) -> torch._ops.OpOverload:
     """The overload that a name like aten.topk.default stands for."""
     parts = target.split(".")
     namespace, name = parts[0], parts[1]
+    if namespace == "nova":
+        importlib.import_module("nova.capture.keep")  # which defines them, also where no step was recorded
     overload = parts[2] if len(parts) > 2 else "default"
     try:
         op = getattr(getattr(getattr(torch.ops, namespace), name), overload)

@@ -132,6 +132,7 @@ class _Reader:
                 break
             self._operation(operation)
         self._outputs(returned, donates, signature)
+        _set_auxiliary_apart(self.graph)
         return self.graph
 
     def _arguments(self, block: Any) -> dict[int, int]:
@@ -204,6 +205,20 @@ class _Reader:
                 if strides is not None and shape is not None and tuple(strides) != contiguous_strides(shape):
                     output.strides = tuple(strides)
             self.graph.outputs.append(output)
+
+
+def _set_auxiliary_apart(graph: StepGraph) -> None:
+    """Auxiliary results of PyTorch's operations that no kernel reads become live tensors, whatever their shape is.
+
+    `_embedding_bag` gives an empty `offset2bag` or a full one, depending on the strides of the weight; what `_ctc_loss`
+    keeps for its derivative is as long as the longest target. What nobody reads is let go after the call.
+    """
+    kernels = {v for call in graph.calls if call.kind == "kernel" for v in call.operands}
+    read = kernels | {output.value for output in graph.outputs} | {value.view_of for value in graph.values}
+    for call in graph.calls:
+        for index in call.results[1:] if call.kind == "aten" else ():
+            if index not in read:
+                graph.values[index].shape = None
 
 
 def read_step(module: Any, signature: Any = None) -> StepGraph:

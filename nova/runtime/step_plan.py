@@ -31,7 +31,7 @@ ERROR_BYTES = 32  # int64[4] a call site: flag, bad value; on a GPU: the address
 
 @dataclass
 class GraphValue:
-    """An SSA value of @step. `shape` None: data-dependent size, a live tensor that only PyTorch calls touch."""
+    """An SSA value of @step. `shape` None: a live tensor that only PyTorch calls touch, of a size that may vary."""
 
     shape: tuple[int, ...] | None
     dtype: str
@@ -297,8 +297,10 @@ def plan_step(
     memory plan (for printing).
     """
     planner = _StepPlanner(graph, kernels, names)
-    # Buckets are ready in program order; live tensors are invisible to the memory planner.
-    fixed = any(call.kind == "bucket" for call in graph.calls) or any(value.shape is None for value in graph.values)
+    # Buckets are ready in program order; who reads live tensors is invisible to the memory planner.
+    fixed = any(
+        call.kind == "bucket" or any(graph.values[v].shape is None for v in call.operands) for call in graph.calls
+    )
     if reorder and not fixed:
         planner = _StepPlanner(planner.reordered(), kernels, names)
     return planner.run()

@@ -108,10 +108,15 @@ class Replayed:
             for effect in signature.effects:
                 self.apply(recording, roots, effect, outputs, tensors)
         return rebuild(
-            signature.out_spec, outputs, lambda s: returned[s], lambda view: self.window(recording, roots, view)
+            signature.out_spec,
+            outputs,
+            lambda s: returned[s],
+            lambda view: self.window(recording, roots, view, outputs),
         )
 
-    def window(self, recording: Recording, roots: Roots, view: Any) -> Tensor:
+    def window(self, recording: Recording, roots: Roots, view: Any, outputs: list[Any] = ()) -> Tensor:
+        if "output" in view:
+            return outputs[view["output"]].as_strided(view["size"], view["stride"], view["offset"])
         spec = recording.step.signature.inputs[view["input"]]
         t = self.resolve(recording, roots, spec.source).detach()
         return t.as_strided(view["size"], view["stride"], t.storage_offset() + spec.span_offset + view["offset"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -131,6 +132,49 @@ def test_a_check_of_values_is_made_on_every_call(name):
         step(bad)
     torch.testing.assert_close(step(good), function(good))
     assert step.captures == 1
+
+
+def test_a_negative_variance_raises_as_in_eager():
+    step, x, y = nova.jit(lambda x, y, var: F.gaussian_nll_loss(x, y, var=var)), torch.zeros(3), torch.ones(3)
+    for _ in range(2):
+        torch.testing.assert_close(step(x, y, y), F.gaussian_nll_loss(x, y, y))
+    with pytest.raises(ValueError, match="var has negative"):
+        step(x, y, torch.tensor([1.0, -1.0, 1.0]))
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 2, 2)])
+def test_a_bad_label_raises_as_in_eager(shape):
+    step, x = nova.jit(F.nll_loss), torch.randn(3, 4, *shape[1:])
+    step(x, torch.ones(shape, dtype=torch.int64))
+    with pytest.raises(IndexError, match="Target 9 is out of bounds"):
+        step(x, torch.full(shape, 9))
+
+
+@pytest.mark.parametrize(("argument", "advice"), [
+    (torch.ones(3, dtype=torch.complex64).conj(), r"resolve_conj\(\)"), (torch._neg_view(torch.ones(3)), r"resolve_neg\(\)"),
+])  # fmt: skip
+def test_a_lazy_argument_is_refused_with_advice(argument, advice):
+    step = nova.jit(lambda x: x * 2)
+    step(torch.ones_like(argument))
+    with pytest.raises(ValueError, match=advice):
+        step(argument)
+
+
+def test_a_gradient_is_not_looked_for_where_there_can_be_none():
+    """PyTorch warns where one asks for the `.grad` of what was computed."""
+
+    @nova.jit
+    def step(x):
+        loss = (x * 2).sum()
+        loss.backward()
+        return loss.detach()
+
+    leaf = torch.ones(3, requires_grad=True)
+    for _ in range(3):
+        step(leaf)
+    with warnings.catch_warnings(), pytest.raises(CaptureError, match="computed outside"):
+        warnings.simplefilter("error")
+        step(leaf * 2)
 
 
 UNASKED = {

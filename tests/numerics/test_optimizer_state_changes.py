@@ -86,3 +86,30 @@ def test_a_step_that_looks_whether_there_is_state(look):
     for change in (CHANGES["clear"], CHANGES["another table"]):
         eager, compiled = (losses(f, OPTIMIZERS["AdamW"], change, LOOKS[look]) for f in (lambda f: f, interpreted))
         torch.testing.assert_close(compiled[0], eager[0], rtol=1e-4, atol=1e-5)
+
+
+def test_state_of_a_parameter_that_takes_no_part_is_not_made_anew():
+    """It was trained once, so that it has state; after `state.clear()` eager gives it none."""
+
+    def run(transform):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x):
+            loss = model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        step, found = transform(step), []
+        for k in range(6):
+            if k == 2:
+                model.bias.requires_grad_(False)
+            if k == 4:
+                optimizer.state.clear()
+            found.append(step(torch.ones(2, 3)))
+        return found, model.bias in optimizer.state
+
+    torch.testing.assert_close(run(interpreted), run(lambda f: f))

@@ -159,3 +159,38 @@ def test_what_the_step_makes_is_new_on_every_call():
         out.fill_(9.0)
     for one, two, three in calls[1:]:
         assert one.tolist() == [1.0, 2.0] and two.tolist() == [0.0] and three.tolist() == [1.0]
+
+
+def _with(y, view):
+    return y, view(y)
+
+
+TOGETHER = {
+    "a row": lambda y: (y, y[0]),
+    "a row first": lambda y: (y[0], y),
+    "detached": lambda y: (y, y.detach()),
+    "parts that overlap": lambda y: (y[:2], y[1:]),
+    "chunks": lambda y: y.chunk(2),
+    "transposed": lambda y: (y.t(), y, y.t()[1]),
+    "of a column-major result": lambda y: _with(y.t().clone(memory_format=torch.preserve_format), lambda z: z[1]),
+    "written through": lambda y: (y, y[1].mul_(3.0)),
+    "as integers": lambda y: {"y": y, "bits": y.view(torch.int32)},
+    "of one number": lambda y: _with(y.sum(), torch.Tensor.detach),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.parametrize("transform", [nova.jit, interpreted])
+def test_what_shares_new_memory_in_eager_shares_it_on_replay(name, transform):
+    def function(x):
+        return TOGETHER[name](x * 2.0)
+
+    step, x = transform(function), torch.arange(12.0).view(4, 3)
+    for _ in range(2):
+        expected, found = (torch.utils._pytree.tree_leaves(f(x)) for f in (function, step))
+        for a, b in zip(expected, found, strict=True):
+            assert (a.stride(), place(a, expected[0])) == (b.stride(), place(b, found[0]))
+        torch.testing.assert_close(found, expected)
+    for outs in (expected, found):
+        outs[0].fill_(-1.0)
+    torch.testing.assert_close(found, expected)

@@ -1,0 +1,191 @@
+"""Functions of PyTorch's that someone replaces after a step was captured, and modes that come to surround its calls."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import pytest
+import torch
+from replay_case import interpreted
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import nova
+from nova.capture import warm
+
+
+def _step(transform):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x):
+        loss = model(x.T.T).exp().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return transform(step)
+
+
+def _losses(transform, change, calls=2):
+    """The losses of two calls, of `calls` inside `change()`, and of two more."""
+    step, x = _step(transform), torch.linspace(-1, 1, 20).view(5, 4)
+    found = [step(x) for _ in range(2)]
+    with change():
+        found += [step(x) for _ in range(calls)]
+    return torch.stack([*found, step(x), step(x)]), step
+
+
+@contextlib.contextmanager
+def _replaced(owner, name, make):
+    own, original = vars(owner).get(name), getattr(owner, name)
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
+
+
+def _doubled(original):
+    return lambda *args, **kwargs: 2 * original(*args, **kwargs)
+
+
+def _twice(original):
+    def run(*args, **kwargs):
+        original(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    return run
+
+
+def _not_at_all(original):
+    return lambda *args, **kwargs: None
+
+
+def _doubled_weights(original):
+    return lambda module, name: 2 * original(module, name) if name == "weight" else original(module, name)
+
+
+REPLACED = {
+    "a function that a layer calls": lambda: _replaced(F, "linear", _doubled),
+    "a layer's forward": lambda: _replaced(nn.LayerNorm, "forward", _doubled),
+    "the call of every module": lambda: _replaced(nn.Module, "__call__", _doubled),
+    "the call of one class, inherited before": lambda: _replaced(nn.Linear, "__call__", _doubled),
+    "an optimizer's step": lambda: _replaced(torch.optim.SGD, "step", _twice),
+    "what an optimizer's step calls": lambda: _replaced(sys.modules["torch.optim.sgd"], "sgd", _twice),
+    "zero_grad, inherited before": lambda: _replaced(torch.optim.SGD, "zero_grad", _not_at_all),
+    "a tensor's backward": lambda: _replaced(torch.Tensor, "backward", _not_at_all),
+    "what backward calls": lambda: _replaced(torch.autograd, "backward", _not_at_all),
+    "a tensor's method in C": lambda: _replaced(torch.Tensor, "exp", _doubled),
+    "a tensor's attribute in C": lambda: _replaced(torch.Tensor, "T", lambda original: property(lambda t: 2 * t)),
+    "how a module finds its weights": lambda: _replaced(nn.Module, "__getattr__", _doubled_weights),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_a_replaced_function_is_seen(name, native, monkeypatch):
+    monkeypatch.setenv("NOVA_NATIVE", native)
+    found, step = _losses(interpreted, REPLACED[name])
+    expected, _ = _losses(lambda f: f, REPLACED[name])
+    torch.testing.assert_close(found, expected)
+    assert 2 <= step.captures <= 4  # a gradient that stays makes for more
+
+
+def test_another_function_of_the_same_code_is_seen():
+    step, x = _step(interpreted), torch.ones(5, 4)
+
+    def scaled(scale, original):
+        return lambda *args, **kwargs: scale * original(*args, **kwargs)
+
+    with _replaced(F, "linear", lambda original: scaled(1.0, original)):
+        first = step(x)
+    with _replaced(F, "linear", lambda original: scaled(0.0, original)):
+        second = step(x)
+    assert second == 1.0 != first
+
+
+def test_what_another_recording_replaces_for_a_while_is_no_change():
+    step, x = _step(interpreted), torch.ones(5, 4)
+    step(x)
+    _step(interpreted)(x)  # replaces Module.__call__, and puts it back
+    step(x)
+    assert step.captures == 1
+
+
+def test_a_stored_capture_is_not_taken_where_a_function_is_another(tmp_path, monkeypatch):
+    monkeypatch.setenv("NOVA_CACHE", str(tmp_path))
+    monkeypatch.setattr(warm, "usable", lambda options: options.backend == "compile")
+    x = torch.ones(5, 4)
+    _step(nova.jit)(x)
+    again = _step(nova.jit)
+    with _replaced(F, "linear", _doubled):
+        again(x)
+    assert (again.captures, again.loads) == (1, 0)
+    once_more = _step(nova.jit)
+    once_more(x)
+    assert (once_more.captures, once_more.loads) == (0, 1)
+
+
+# ---- modes
+
+
+class _Functions(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        return 2 * found if function is torch.Tensor.mean else found
+
+
+class _Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        return 2 * found if function is torch.ops.aten.mean.default else found
+
+
+def _hooks():
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: 2 * t)
+
+
+@pytest.mark.parametrize("mode", [_Functions, _Operations, _hooks])
+def test_what_surrounds_a_later_call_sees_it(mode, capsys):
+    found, step = _losses(interpreted, mode)
+    expected, _ = _losses(lambda f: f, mode)
+    torch.testing.assert_close(found, expected)
+    assert step.captures == 1
+    assert capsys.readouterr().err.count("runs eagerly inside") == 1
+
+
+def test_anomaly_detection_finds_what_it_finds_in_eager():
+    weight = nn.Parameter(torch.tensor(0.0))
+
+    @interpreted
+    def step(x):
+        (weight * x).sqrt().backward()
+        weight.grad = None
+
+    step(torch.tensor(0.0))
+    step(torch.tensor(0.0))
+    with torch.autograd.detect_anomaly(check_nan=True), pytest.raises(RuntimeError, match="returned nan"):
+        step(torch.tensor(0.0))
+
+
+def test_the_default_device_is_a_fact():
+    @interpreted
+    def step(x):
+        return x + torch.zeros(3).numel()
+
+    x = torch.ones(3)
+    step(x)
+    with torch.device("cpu"):
+        step(x)
+        step(x)
+    step(x)
+    assert step.captures == 2
