@@ -41,7 +41,7 @@ from nova.capture.rules import RULES, check_results, find_rule
 from nova.capture.scalars import MATH_FUNCTIONS, Root, ScalarGuard, TracedFloat, math_replacement
 from nova.capture.signature import CapturedStep, Source, TensorType
 from nova.capture.sources import ObjectMap, is_user_file
-from nova.capture.views import aten, geometry
+from nova.capture.views import aten, geometry, is_leaf
 from nova.errors import CaptureError, NovaError
 
 _CPU = torch.device("cpu")
@@ -60,6 +60,7 @@ class Recording:
     consts: list[Any]  # objects without a source: Source("const", k) is consts[k]
     scalar_guards: list[ScalarGuard]
     grad_guards: list[tuple[Source, bool]]  # (leaf, whether its .grad must be None at the start)
+    grads_used: list[Source]  # leaves whose .grad is an input, perhaps under another name
     traced: list[Source]  # numbers that may change freely, apart from scalar_guards
     modules: list[torch.nn.Module]
     optimizers: list[torch.optim.Optimizer]
@@ -146,7 +147,7 @@ class Recorder(TorchDispatchMode):
         return False  # wrapping every dispatch for the benefit of torch.compile would cost more than the dispatch
 
     def note_leaf(self, t: Tensor) -> None:
-        if t.requires_grad and id(t) not in self.leaves.leaves and t.is_leaf:
+        if t.requires_grad and id(t) not in self.leaves.leaves and is_leaf(t):
             self.leaves.note(t)
 
     def nodes(self, value: Any) -> Any:
@@ -261,7 +262,7 @@ class Recorder(TorchDispatchMode):
     def lifted_input(self, lifted: Lifted) -> None:
         tensor = lifted.tensor
         self.note_leaf(tensor)  # whatever rule reads it first: its `.grad` is still what it was before the step
-        if tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled():
+        if tensor.requires_grad and not is_leaf(tensor) and torch.is_grad_enabled():
             # A replay has no way to continue a backward pass into what was computed outside.
             raise CaptureError(
                 "the step reads a tensor that was computed outside it and requires grad, so its gradient would leave "

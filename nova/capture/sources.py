@@ -40,6 +40,7 @@ import torch
 from nova.capture.bytecode import OWN_MODULE, names
 from nova.capture.contents import CONTENTS
 from nova.capture.signature import Source
+from nova.capture.views import is_leaf
 from nova.capture.wrappers import MISSING, WRAPPERS, holds_objects, inside, is_bound
 
 T = TypeVar("T")
@@ -240,11 +241,11 @@ def closure_items(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _tensor_children(obj: torch.Tensor) -> Iterator[tuple[Step, Any]]:
-    if (obj.is_leaf or obj.retains_grad) and obj.grad is not None:
+    if (is_leaf(obj) or obj.retains_grad) and obj.grad is not None:
         yield ("attr", "grad"), obj.grad
     for name, value in getattr(obj, "__dict__", {}).items():
         yield ("attr", name), value
-    if obj.is_leaf:
+    if is_leaf(obj):
         for position, hook in enumerate(tensor_hooks(obj)):
             yield ("hook", position), hook
     if is_user_class(type(obj)):

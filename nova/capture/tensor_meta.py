@@ -11,7 +11,7 @@ import torch
 from nova.capture.environment import token
 from nova.capture.native import GRAD_ANY, GRAD_NONE
 from nova.capture.sources import tensor_hooks
-from nova.capture.views import strides
+from nova.capture.views import is_leaf, strides
 
 
 def gradient_hooks(tensor: torch.Tensor) -> tuple[str, ...]:
@@ -66,8 +66,8 @@ class TensorMeta:
                     return f"{what} was {a}, is now {b}"
             if self.hooks != other.hooks:
                 return f"had {len(self.hooks)} gradient hooks, now {len(other.hooks)} or others"
-        if self.requires_grad and not tensor.is_leaf:
+        if self.requires_grad and not is_leaf(tensor):
             return "was a leaf, is now computed outside the step"
-        if self.grad != GRAD_ANY and tensor.is_leaf and (tensor.grad is None) != (self.grad == GRAD_NONE):
+        if self.grad != GRAD_ANY and is_leaf(tensor) and (tensor.grad is None) != (self.grad == GRAD_NONE):
             return ".grad was None, is now set" if self.grad == GRAD_NONE else ".grad was set, is now None"
         return None
