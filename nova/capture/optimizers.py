@@ -23,7 +23,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.optim
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    _default_to_fused_or_foreach,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from nova.capture import general_optimizers
 from nova.capture import optimizer_ops as _optimizer_ops  # noqa: F401  (registers the operators)
@@ -192,7 +197,7 @@ def _unscaled(grads: list[Tensor], grad_scale: Tensor | None) -> None:
 def _by_foreach(params: list[Tensor], foreach: bool | None, fused: bool | None) -> bool:
     """Whether eager PyTorch would run SGD's multi-tensor code."""
     if foreach is None and fused is None:
-        _, foreach = torch.optim.optimizer._default_to_fused_or_foreach(params, differentiable=False, use_fused=False)
+        _, foreach = _default_to_fused_or_foreach(params, differentiable=False, use_fused=False)
     return bool(foreach)
 
 

@@ -369,7 +369,7 @@ NESTEROV = [
 ]
 
 
-@pytest.mark.parametrize("how", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("kind,options", [*NESTEROV, *RECOGNISED, *GENERAL], ids=str)
 def test_gradients_after_the_update(kind, options, how):
     """What an optimizer leaves in `.grad`, which the next backward adds to: multi-tensor code may work there in place."""
