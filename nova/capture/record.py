@@ -475,6 +475,8 @@ def _batch_norm_forward(original: Callable[..., Any]) -> Callable[..., Any]:
         self.num_batches_tracked.add_(1)
         mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
         out = torch.nn.functional.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)
+        if not x.numel():
+            return out  # a batch of nothing has no statistics: those before stay
         with torch.no_grad():
             share = 1.0 / self.num_batches_tracked.double()
             for running, now in ((self.running_mean, mean), (self.running_var, var)):

@@ -63,3 +63,24 @@ def test_a_step(name):
         return step, [(x,), (x,)], lambda: [w, w.grad, empty.grad]
 
     steps.check(build)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}], ids=str
+)
+@pytest.mark.parametrize("kind,shape", [(nn.BatchNorm1d, (3,)), (nn.BatchNorm1d, (3, 4)), (nn.BatchNorm2d, (3, 2, 2))])
+def test_running_statistics_of_an_empty_batch(kind, shape, options):
+    """They stay, and the batch is counted."""
+
+    def build():
+        norm, scale = kind(3, **options), nn.Parameter(torch.ones(()))
+
+        def step(x):
+            scale.grad = None
+            norm(x * scale).square().sum().backward()
+            return scale.grad.clone()
+
+        data = [(torch.randn(rows, *shape),) for rows in (4, 0, 0, 4, 0, 4)]
+        return step, data, lambda: list(norm.buffers())
+
+    steps.check(build, atol=1e-4)
