@@ -208,11 +208,12 @@ class Binding:
             self._emit(f"live[{slot}] = {expression}")
             meta = self.guards.nodes[index].meta
             if meta is not None and meta.requires_grad:
-                self._emit(f"if not live[{slot}].is_leaf: return None")
                 self.space["gradient_hooks"] = gradient_hooks
                 has = f"live[{slot}]._backward_hooks or live[{slot}]._post_accumulate_grad_hooks"
                 differ = f"gradient_hooks(live[{slot}]) != {self._constant(meta.hooks)}"
                 self._emit(f"if {differ if meta.hooks else has}: return None")
+            elif meta is not None:  # a window has the history of its base, but only when somebody asks for it
+                self._emit(f"if live[{slot}].requires_grad: return None")
             return self._tensor_children(index, f"live[{slot}]")
         variable = f"o{index}"
         self.variables[index] = variable
@@ -534,7 +535,9 @@ class Binding:
         self.space["repair"] = self.repair
         hooks = [nodes[index].meta.hooks for index in self.stable]  # type: ignore[union-attr]
         trained = [position for position, tensor in enumerate(tensors) if tensor.requires_grad]
-        self.space["hooked"] = hooks_check(self.watch.tensors, [(position, hooks[position]) for position in trained])
+        self._windows = [position for position, t in enumerate(tensors) if t._is_view() and not t.requires_grad]
+        expected = [(position, hooks[position]) for position in trained]
+        self.space["hooked"] = hooks_check(self.watch.tensors, expected, self._windows)
         self.lines.insert(0, "if hooked(): return None")
         # Must come first: code above reads `stable` only in expressions that follow this line.
         self.lines.insert(0, f"if {check} and not repair(): return None")
@@ -779,6 +782,8 @@ class Binding:
             position = self.stable.index(index)
             self.watch.tensors[position] = tensor
             self.watch.accept_tensor(position)
+            if tensor._is_view() and not tensor.requires_grad and position not in self._windows:
+                self._windows.append(position)
         return not replaced or self._moved()
 
     def _moved(self) -> bool:
