@@ -496,6 +496,11 @@ def _without_any(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _is_causal_hint(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Transformers look into a mask for whether it is causal; attention with the mask gives the same unhinted."""
+    return bool(is_causal)
+
+
 def _surroundings(recorder: Recorder, stack: ExitStack, function: Any) -> None:
     """Portable operations, one thread, patched Python surface."""
     stack.enter_context(torch.autograd.set_multithreading_enabled(False))
@@ -521,6 +526,8 @@ def _surroundings(recorder: Recorder, stack: ExitStack, function: Any) -> None:
     stack.enter_context(replaced(_BatchNorm, "forward", _batch_norm_forward(_BatchNorm.forward)))
     loss = torch.nn.functional.gaussian_nll_loss
     stack.enter_context(replaced(torch.nn.functional, "gaussian_nll_loss", _without_any(loss)))
+    transformer = sys.modules["torch.nn.modules.transformer"]
+    stack.enter_context(replaced(transformer, "_detect_is_causal_mask", _is_causal_hint))
     _patch_checkpoint(recorder, stack)
     averaging.patch(stack)
     optimizers.patch(recorder, stack)
