@@ -38,15 +38,7 @@ import torch
 from nova.capture import native
 from nova.capture.contents import Entries, same_content
 from nova.capture.environment import fast_checks
-from nova.capture.guards import (
-    MUTABLE,
-    Descriptor,
-    GuardSet,
-    Node,
-    count_references,
-    follow_own,
-    same_literal,
-)
+from nova.capture.guards import MUTABLE, Descriptor, GuardSet, Node, count_references, follow_own, same_literal
 from nova.capture.memory import ApartFrom, covers, distance, overlap, span_of
 from nova.capture.signature import InputSpec, Signature, Source
 from nova.capture.sources import MODULE_TABLES, Roots, Step, plain_value, slot_names
@@ -83,6 +75,7 @@ class Binding:
         self.stable: list[int] = []  # tensor nodes that stay, in the order of `watch.tensors`
         self.live: list[int] = []  # tensor nodes found anew on every call
         self.aliases: list[tuple[str, int]] = []
+        self._shared: set[int] = set()  # nodes that a watched object holds too, reached in another way
         self.variables: dict[int, str] = {0: ""}
         self.numbers: dict[tuple[int, Step], str] = {}
         self._resolved: dict[Source, str] = {}  # numbers that no slot holds
@@ -127,6 +120,8 @@ class Binding:
                 self._slot(0, step, want, f"{kind}s[{key!r}]")
         for text, index in self.aliases:
             self._emit(f"if {text} is not {self.variables[index]}: return None")
+        for index in sorted(self._shared - self._fixed):
+            self._emit(f"if {self.variables[index]} is not {self._constant(self.objs[index])}: return None")
         self._identities()
         if "crowd" in self.space:
             self.space.update(is_not=is_not, classes=[*map(type, self.space["crowd"])])
@@ -320,6 +315,8 @@ class Binding:
             node = self.guards.nodes[want[1]]
             if (node.parent, node.step) == (parent, step):
                 self._emit_constant_node(want[1])
+            else:
+                self._shared.add(want[1])
         elif (want[0] in ("content", "kept") and step[0] != "items") or (want[0] == "same" and step[0] not in _ENTRIES):
             self.space["follow_own"] = follow_own
             self._slot(parent, step, want, f"follow_own({self.variables[parent]}, {self._constant(step)})")
@@ -536,8 +533,7 @@ class Binding:
         hooks = [nodes[index].meta.hooks for index in self.stable]  # type: ignore[union-attr]
         trained = [position for position, tensor in enumerate(tensors) if tensor.requires_grad]
         self._windows = [position for position, t in enumerate(tensors) if t._is_view() and not t.requires_grad]
-        expected = [(position, hooks[position]) for position in trained]
-        self.space["hooked"] = hooks_check(self.watch.tensors, expected, self._windows)
+        self.space["hooked"] = hooks_check(self.watch.tensors, [(k, hooks[k]) for k in trained], self._windows)
         self.lines.insert(0, "if hooked(): return None")
         # Must come first: code above reads `stable` only in expressions that follow this line.
         self.lines.insert(0, f"if {check} and not repair(): return None")

@@ -369,3 +369,52 @@ def test_what_is_replaced_is_not_found_where_it_was_held(change, holder, clear):
         sides.append([*losses, *t.held, *grads, *moments, *t.net.parameters(), *t.net.buffers()])
     with torch.no_grad():  # else PyTorch refuses to read a window that was made so, for its parameter has changed
         torch.testing.assert_close(sides[1], sides[0])
+
+
+class Trained(Holding):
+    """A trainer with all the places that a tensor of a step may be found in."""
+
+    def __init__(self, clear):
+        super().__init__(clear)
+        self.opt.param_groups[0]["lr"] = 0.001
+        self.listed, self.table, self.attribute = [X / 4], {"k": X / 4}, X / 4
+        self.crowd = [torch.ones(4) for _ in range(100)]
+
+    def step(self, x, a):
+        y = self.net[1](self.net[0](x)) * a * self.listed[0] * self.table["k"] * self.attribute * self.crowd[7]
+        self.net[2](y.tanh()).square().mean().backward()
+        self.opt.step()
+        if self.clear:
+            self.opt.zero_grad()
+        return y.detach()
+
+
+ARGUMENTS = {
+    "buffer": lambda t: t.net[1].running_mean,
+    "parameter's window": lambda t: t.net[0].bias.detach(),
+    "momentum": lambda t: t.opt.state[t.net[0].bias]["momentum_buffer"],
+    "gradient": lambda t: t.net[0].bias.grad,
+    "list": lambda t: t.listed[0],
+    "long list": lambda t: t.crowd[7],
+    "dictionary": lambda t: t.table["k"],
+    "attribute": lambda t: t.attribute,
+}
+
+
+@pytest.mark.parametrize("clear", [False, True])
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_argument_that_was_something_of_the_models(name, clear):
+    """A capture made for `step(x, buffer)` says nothing about `step(x, y)`, and must not take y for the buffer."""
+    if name == "gradient" and clear:
+        pytest.skip("there is none between steps")
+    sides = []
+    for transform in (lambda f: f, interpreted):
+        t = Trained(clear)
+        step = transform(t.step)
+        outs = []
+        for k in range(8):
+            a = ARGUMENTS[name](t) if k in (2, 3, 6) else torch.full((4,), 1.0 + k / 8)
+            outs.append(step(X.outer(X) / 8, a).clone())
+        sides.append([*outs, *t.net.state_dict().values(), *t.listed, *t.table.values(), t.attribute, *t.crowd])
+        sides[-1] += [state["momentum_buffer"] for state in t.opt.state.values()]
+    torch.testing.assert_close(sides[1], sides[0], rtol=1e-4, atol=1e-4)
