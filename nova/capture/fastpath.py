@@ -41,7 +41,7 @@ from nova.capture.environment import fast_checks
 from nova.capture.guards import MUTABLE, Descriptor, GuardSet, Node, count_references, follow_own, same_literal
 from nova.capture.memory import ApartFrom, covers, distance, overlap, span_of
 from nova.capture.signature import InputSpec, Signature, Source
-from nova.capture.sources import MODULE_TABLES, Roots, Step, plain_value, slot_names
+from nova.capture.sources import MODULE_TABLES, Roots, Step, own_dict, plain_value, slot_names
 from nova.capture.tensor_meta import gradient_hooks, hooks_check
 from nova.capture.views import flat_span
 from nova.capture.wrappers import MISSING, inside, label
@@ -260,7 +260,7 @@ class Binding:
     def _slots_of(self, index: int, variable: str) -> None:
         """Reads the slots of an unrolled object."""
         node, obj = self.guards.nodes[index], self.objs[index]
-        table = getattr(obj, "__dict__", None) if node.kind not in ("method", "partial", "wrapper") else None
+        table = own_dict(obj) if node.kind not in ("method", "partial", "wrapper") else None
         listed = node.kind == "object" and node.keys is not None
         if table is not None and (listed or any(step[0] == "attr" for step in node.slots)):
             self._emit(f"d{index} = {variable}.__dict__")
@@ -409,7 +409,7 @@ class Binding:
         self._own_slots(index)
 
     def _constant_object(self, index: int, node: Node, obj: Any) -> None:
-        table = getattr(obj, "__dict__", None)
+        table = own_dict(obj)
         crowded = len(self.guards.nodes[node.parent].slots) > INLINE
         if not crowded or type(table) is not dict or slot_names(type(obj)) or index in self.weak:
             return self._slots_of(index, self.variables[index])

@@ -47,6 +47,7 @@ from nova.capture.sources import (
     is_user_class,
     is_user_code,
     is_user_file,
+    own_dict,
     slot_names,
 )
 from nova.capture.views import is_leaf
@@ -146,8 +147,8 @@ class Snapshot:
             self._table(reached, getattr(obj, table), partial(_step, kind))
 
     def _take_object(self, reached: Reached, obj: Any) -> None:
-        if hasattr(obj, "__dict__"):
-            self._table(reached, obj.__dict__, lambda name: ("attr", name))
+        if (table := own_dict(obj)) is not None:
+            self._table(reached, table, lambda name: ("attr", name))
         if slot_names(type(obj)):
             self._slots.append((reached, obj, _slot_values(obj)))
         if hasattr(type(obj), "__next__"):

@@ -418,3 +418,27 @@ def test_an_argument_that_was_something_of_the_models(name, clear):
         sides.append([*outs, *t.net.state_dict().values(), *t.listed, *t.table.values(), t.attribute, *t.crowd])
         sides[-1] += [state["momentum_buffer"] for state in t.opt.state.values()]
     torch.testing.assert_close(sides[1], sides[0], rtol=1e-4, atol=1e-4)
+
+
+class Answering:
+    """Answers to every name, `__dict__` included, as libraries' handles do; its state is in slots."""
+
+    __slots__ = ("scale",)
+
+    def __init__(self):
+        self.scale = 2.0
+
+    def __getattr__(self, name):
+        if name.startswith("__") and name != "__dict__":
+            raise AttributeError(name)
+        return lambda *args: name
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_an_object_without_attributes_that_answers_to_all(held):
+    answering = Answering()
+    table = {"a": [answering]}
+    step = interpreted(lambda x: x * (table["a"][0].scale if held else answering.scale))
+    for scale in (2.0, 2.0, 3.0, 2.0):
+        answering.scale = scale
+        torch.testing.assert_close(step(X), X * scale)
