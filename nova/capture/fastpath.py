@@ -38,18 +38,10 @@ import torch
 from nova.capture import native
 from nova.capture.contents import Entries, same_content
 from nova.capture.environment import fast_checks
-from nova.capture.guards import (
-    MUTABLE,
-    Descriptor,
-    GuardSet,
-    Node,
-    count_references,
-    follow_own,
-    same_literal,
-)
+from nova.capture.guards import MUTABLE, Descriptor, GuardSet, Node, count_references, follow_own, same_literal
 from nova.capture.memory_checks import MemoryChecks
 from nova.capture.signature import InputSpec, Signature, Source
-from nova.capture.sources import MODULE_TABLES, Roots, Step, plain_value, slot_names
+from nova.capture.sources import MODULE_TABLES, Roots, Step, own_dict, plain_value, slot_names
 from nova.capture.tensor_meta import gradient_hooks, hooks_check
 from nova.capture.views import flat_span
 from nova.capture.wrappers import MISSING, inside, label
@@ -84,6 +76,7 @@ class Binding(MemoryChecks):
         self.stable: list[int] = []  # tensor nodes that stay, in the order of `watch.tensors`
         self.live: list[int] = []  # tensor nodes found anew on every call
         self.aliases: list[tuple[str, int]] = []
+        self._shared: set[int] = set()  # nodes that a watched object holds too, reached in another way
         self.variables: dict[int, str] = {0: ""}
         self.numbers: dict[tuple[int, Step], str] = {}
         self._resolved: dict[Source, str] = {}  # numbers that no slot holds
@@ -128,6 +121,8 @@ class Binding(MemoryChecks):
                 self._slot(0, step, want, f"{kind}s[{key!r}]")
         for text, index in self.aliases:
             self._emit(f"if {text} is not {self.variables[index]}: return None")
+        for index in sorted(self._shared - self._fixed):
+            self._emit(f"if {self.variables[index]} is not {self._constant(self.objs[index])}: return None")
         self._identities()
         if "crowd" in self.space:
             self.space.update(is_not=is_not, classes=[*map(type, self.space["crowd"])])
@@ -209,11 +204,12 @@ class Binding(MemoryChecks):
             self._emit(f"live[{slot}] = {expression}")
             meta = self.guards.nodes[index].meta
             if meta is not None and meta.requires_grad:
-                self._emit(f"if not live[{slot}].is_leaf: return None")
                 self.space["gradient_hooks"] = gradient_hooks
                 has = f"live[{slot}]._backward_hooks or live[{slot}]._post_accumulate_grad_hooks"
                 differ = f"gradient_hooks(live[{slot}]) != {self._constant(meta.hooks)}"
                 self._emit(f"if {differ if meta.hooks else has}: return None")
+            elif meta is not None:  # a window has the history of its base, but only when somebody asks for it
+                self._emit(f"if live[{slot}].requires_grad: return None")
             return self._tensor_children(index, f"live[{slot}]")
         variable = f"o{index}"
         self.variables[index] = variable
@@ -265,7 +261,7 @@ class Binding(MemoryChecks):
     def _slots_of(self, index: int, variable: str) -> None:
         """Reads the slots of an unrolled object."""
         node, obj = self.guards.nodes[index], self.objs[index]
-        table = getattr(obj, "__dict__", None) if node.kind not in ("method", "partial", "wrapper") else None
+        table = own_dict(obj) if node.kind not in ("method", "partial", "wrapper") else None
         listed = node.kind == "object" and node.keys is not None
         if table is not None and (listed or any(step[0] == "attr" for step in node.slots)):
             self._emit(f"d{index} = {variable}.__dict__")
@@ -320,6 +316,8 @@ class Binding(MemoryChecks):
             node = self.guards.nodes[want[1]]
             if (node.parent, node.step) == (parent, step):
                 self._emit_constant_node(want[1])
+            else:
+                self._shared.add(want[1])
         elif (want[0] in ("content", "kept") and step[0] != "items") or (want[0] == "same" and step[0] not in _ENTRIES):
             self.space["follow_own"] = follow_own
             self._slot(parent, step, want, f"follow_own({self.variables[parent]}, {self._constant(step)})")
@@ -412,7 +410,7 @@ class Binding(MemoryChecks):
         self._own_slots(index)
 
     def _constant_object(self, index: int, node: Node, obj: Any) -> None:
-        table = getattr(obj, "__dict__", None)
+        table = own_dict(obj)
         crowded = len(self.guards.nodes[node.parent].slots) > INLINE
         if not crowded or type(table) is not dict or slot_names(type(obj)) or index in self.weak:
             return self._slots_of(index, self.variables[index])
@@ -541,7 +539,8 @@ class Binding(MemoryChecks):
         self.space["repair"] = self.repair
         hooks = [nodes[index].meta.hooks for index in self.stable]  # type: ignore[union-attr]
         trained = [position for position, tensor in enumerate(tensors) if tensor.requires_grad]
-        self.space["hooked"] = hooks_check(self.watch.tensors, [(position, hooks[position]) for position in trained])
+        self._windows = [position for position, t in enumerate(tensors) if t._is_view() and not t.requires_grad]
+        self.space["hooked"] = hooks_check(self.watch.tensors, [(k, hooks[k]) for k in trained], self._windows)
         self.lines.insert(0, "if hooked(): return None")
         # Must come first: code above reads `stable` only in expressions that follow this line.
         self.lines.insert(0, f"if {check} and not repair(): return None")
@@ -729,6 +728,8 @@ class Binding(MemoryChecks):
             position = self.stable.index(index)
             self.watch.tensors[position] = tensor
             self.watch.accept_tensor(position)
+            if tensor._is_view() and not tensor.requires_grad and position not in self._windows:
+                self._windows.append(position)
         return not replaced or self._moved()
 
     def _moved(self) -> bool:

@@ -16,7 +16,7 @@ from nova.capture.grads import Leaf
 from nova.capture.scalars import TracedFloat
 from nova.capture.signature import CapturedStep, InputSpec, OutputSpec, Role, Signature, Source, TensorType
 from nova.capture.sources import extend
-from nova.capture.views import geometry, is_contiguous, memory_order
+from nova.capture.views import geometry, is_contiguous, is_leaf, memory_order
 from nova.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Draft:
     windows: dict[int, dict[str, Any]] = field(default_factory=dict)  # of those returned, by tensor
     shared: dict[int, int | None] = field(default_factory=dict)  # new storages returned more than once: their output
     grad_guards: list[tuple[Source, bool]] = field(default_factory=list)
+    grads_used: list[Source] = field(default_factory=list)  # leaves whose `.grad` is an input
 
     def add(self, node: fx.Node, spec: OutputSpec, lifted: Lifted | None = None) -> int:
         self.nodes.append(node)
@@ -163,6 +164,8 @@ def _gradient(recorder: Recorder, out: Draft, leaf: Leaf) -> None:
     used = initial is not None and initial.layout is torch.strided and recorder.values.get(initial) is not None
     if not leaf.overwritten and (leaf.read or final is not initial or used):
         out.grad_guards.append((source, initial is None))
+        if used:
+            out.grads_used.append(source)
     if final is initial and not (leaf.overwritten and final is None):
         return
     if final is None:
@@ -237,7 +240,7 @@ def recording(recorder: Recorder, result: Any, out: Draft) -> Recording:
     once = [*recorder.once, *_created(recorder)]
     return Recording(
         result=_plain_result(result), step=step, inputs=inputs, members=members, consts=recorder.consts,
-        scalar_guards=list(recorder.scalar_guards), grad_guards=out.grad_guards,
+        scalar_guards=list(recorder.scalar_guards), grad_guards=out.grad_guards, grads_used=out.grads_used,
         traced=[source for source, phase in recorder.roots if phase == 0], modules=list(recorder.lines.called.values()),
         optimizers=list(recorder.hyper.optimizers.values()), general_optimizers=recorder.general, once=once,
         rollback=recorder.rollback,
@@ -346,7 +349,7 @@ def _tensor_spec(recorder: Recorder, lifted: Lifted, state: dict[int, Source], b
         role = "grad"
     elif id(tensor) in state:
         role = "opt_state"
-    elif isinstance(tensor, torch.nn.Parameter) or (tensor.is_leaf and tensor.requires_grad):
+    elif isinstance(tensor, torch.nn.Parameter) or (tensor.requires_grad and is_leaf(tensor)):
         role = "param"
     elif id(tensor) in buffers:
         role = "buffer"

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nova.capture.views import is_leaf
+
 
 @dataclass(slots=True)
 class Leaf:
@@ -32,7 +34,7 @@ class Leaves:
         leaf = self.leaves.get(id(t))
         if leaf is None:
             with torch._C.DisableTorchFunction():
-                initial = t.grad if t.is_leaf else None
+                initial = t.grad if is_leaf(t) else None
             leaf = self.leaves[id(t)] = Leaf(t, initial)
             if initial is not None:
                 self.by_grad[id(initial)] = leaf

@@ -63,6 +63,7 @@ from nova.capture.sources import (
     is_user_file,
     is_user_function,
     kind_of,
+    own_dict,
     plain_value,
 )
 from nova.capture.tensor_meta import TensorMeta
@@ -355,7 +356,7 @@ class Builder:
 
     def _fill_attributes(self, index: int, node: Node, obj: Any) -> None:
         """Attributes of what mostly has none: functions, tensors, subclasses of containers."""
-        items = [*getattr(obj, "__dict__", {}).items()]
+        items = [*(own_dict(obj) or {}).items()]
         items += [(name, getattr(obj, name)) for name in LIBRARY_FIELDS.get(type(obj), ())]
         for name, value in items:
             read = name in self.attributes or self.reads.whole or name == "default_factory"

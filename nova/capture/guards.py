@@ -42,6 +42,7 @@ from nova.capture.sources import (
     follow,
     is_plain,
     kind_of,
+    own_dict,
     slot_names,
 )
 from nova.capture.tensor_meta import TensorMeta
@@ -310,7 +311,7 @@ class Positions:
 def follow_own(obj: Any, step: Step) -> Any:
     """`follow`, where attributes are the object's own and not its class's (a missing one is missing)."""
     if step[0] == "attr":
-        table = getattr(obj, "__dict__", None)
+        table = own_dict(obj)
         if table is not None and step[1] in table:
             return table[step[1]]
         slot = table is None or step[1] in slot_names(type(obj))

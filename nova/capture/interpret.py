@@ -16,6 +16,9 @@ from nova.capture import optimizer_ops as _optimizer_ops  # noqa: F401
 from nova.capture.signature import CapturedStep
 from nova.runtime import placement
 
+# In a graph their offsets count from the start of the value; PyTorch counts from the start of its memory.
+_ABSOLUTE = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
+
 
 class Interpreted:
     """Called like `runtime.executable.Executable`."""
@@ -69,6 +72,8 @@ class Interpreted:
                 return [values[found] for found in node.args[0]]  # type: ignore[union-attr]
             else:
                 args = fx.map_arg(node.args, values.__getitem__)
+                if node.target in _ABSOLUTE and args[0].storage_offset():
+                    args = (args[0].clone(), *args[1:])
                 kwargs = fx.map_arg(node.kwargs, values.__getitem__)
                 values[node] = _dense(node.target(*args, **kwargs))  # type: ignore[operator]
                 for found in dead:

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from nova.capture.views import is_leaf
 from nova.runtime import orc, tensor_layout
 
 _TAG = 24  # PyDictObject.ma_version_tag: after the object header and ma_used
@@ -33,6 +34,7 @@ _WORD = 8
 _INLINE_DIMS = 5
 _META_WORDS = (18, 20)  # an AutogradMeta ends in flags after some pointers, whose number depends on the version
 GRAD_NONE, GRAD_SET, GRAD_ANY = 0, 1, 2
+COMPUTED = 2  # `requires_grad` of a tensor that has a history
 _POINTER = 5  # the word of a record that holds the data pointer
 
 # what `nova_watch` found, in the low bits of its result; the index is in the bits above (MOVED: some tensors did,
@@ -46,7 +48,7 @@ class AutogradLayout:
 
     meta: int  # in the TensorImpl: AutogradMeta*, null where autograd never looked at the tensor
     requires_grad: int  # in the AutogradMeta: one byte
-    grad: int  # in the AutogradMeta: TensorImpl* of `.grad`
+    grad: int  # in the AutogradMeta: TensorImpl* of `.grad`; the word after it is null, or what computed the tensor
     none: int  # the TensorImpl that stands for an undefined tensor
 
 
@@ -96,11 +98,12 @@ def _find_autograd_layout() -> AutogradLayout | None:
     return None
 
 
-def _read_autograd(layout: AutogradLayout, tensor: torch.Tensor) -> tuple[bool, bool]:
+def _read_autograd(layout: AutogradLayout, tensor: torch.Tensor) -> tuple[int, bool]:
     meta = _words(tensor._cdata + layout.meta, 1)[0]
     if meta == 0:
-        return False, True
-    return _bytes(meta + layout.requires_grad, 1) == b"\1", _words(meta + layout.grad, 1)[0] == layout.none
+        return 0, True
+    grad, computed = _words(meta + layout.grad, 2)
+    return _bytes(meta + layout.requires_grad, 1)[0] | (COMPUTED if computed else 0), grad == layout.none
 
 
 def _autograd_agrees(layout: AutogradLayout) -> bool:
@@ -113,7 +116,19 @@ def _autograd_agrees(layout: AutogradLayout) -> bool:
     cleared.grad = torch.ones(2)
     cleared.grad = None
     samples.append(cleared)
-    return all(_read_autograd(layout, t) == (t.requires_grad, t.grad is None) for t in samples)
+    changed, base = torch.zeros(2), torch.zeros(2, 2)
+    row = base[0]
+    changed.mul_(trained.bias)
+    base.mul_(trained.bias)
+    computed = [trained.weight * 2, trained.weight[0], trained.weight.t(), changed, base, row[:1]]
+    return all(_read_autograd(layout, t) == (int(t.requires_grad), t.grad is None) for t in samples) and all(
+        _read_autograd(layout, t) == (COMPUTED, True) for t in computed
+    )
+
+
+def _requires(tensor: torch.Tensor) -> int:
+    """Whether a tensor requires grad: 0, 1 for a leaf, COMPUTED."""
+    return int(tensor.requires_grad) if is_leaf(tensor) else COMPUTED
 
 
 @cache
@@ -183,8 +198,13 @@ autograd:
 has_meta:
   %requires_p = getelementptr i8, ptr %meta, i64 {autograd.requires_grad}
   %requires8 = load i8, ptr %requires_p
-  %requires64 = zext i8 %requires8 to i64
+  %flag64 = zext i8 %requires8 to i64
   %grad_p = getelementptr i8, ptr %meta, i64 {autograd.grad}
+  %computed_p = getelementptr i8, ptr %grad_p, i64 {_WORD}
+  %computed_word = load ptr, ptr %computed_p
+  %is_leaf = icmp eq ptr %computed_word, null
+  %computed = select i1 %is_leaf, i64 0, i64 {COMPUTED}
+  %requires64 = or i64 %flag64, %computed
   %grad_word = load i64, ptr %grad_p
   %grad_is_set = icmp ne i64 %grad_word, {autograd.none}
   %grad_set64 = zext i1 %grad_is_set to i64
@@ -437,13 +457,13 @@ def _list_layout() -> bool:
 
 
 def record(tensor: torch.Tensor, grad: int = GRAD_ANY, pointer: bool = True) -> list[int]:
-    """What a tensor is compared with. `requires_grad` means the leaf's own flag here."""
-    layout = tensor_layout.tensor_layout()
-    assert layout is not None
+    """What a tensor is compared with."""
+    layout, autograd = tensor_layout.tensor_layout(), autograd_layout()
+    assert layout is not None and autograd is not None
     dtype = ctypes.c_uint16.from_address(tensor._cdata + layout.dtype).value
-    requires = int(tensor.requires_grad and tensor.is_leaf)
     return [
-        id(type(tensor)), dtype, tensor.dim(), requires, grad, _address(tensor) if pointer else -1, tensor.itemsize,
+        id(type(tensor)), dtype, tensor.dim(), _read_autograd(autograd, tensor)[0], grad,
+        _address(tensor) if pointer else -1, tensor.itemsize,
         *tensor.shape, *tensor.stride(),
     ]  # fmt: skip
 
@@ -634,17 +654,15 @@ class PythonWatch:
 
 def python_record(tensor: torch.Tensor, grad: int = GRAD_ANY, pointer: bool = True) -> tuple[Any, ...]:
     address = tensor.data_ptr() if pointer else -1
-    requires = tensor.requires_grad and tensor.is_leaf
-    return type(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride(), requires, grad, address
+    return type(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride(), _requires(tensor), grad, address
 
 
 def check_in_python(tensor: Any, want: tuple[Any, ...]) -> int:
     if type(tensor) is not want[0]:
         return TENSOR
-    requires = tensor.requires_grad and tensor.is_leaf
-    if (tensor.dtype, tensor.shape, tensor.stride(), requires) != want[1:5]:
+    if (tensor.dtype, tensor.shape, tensor.stride(), _requires(tensor)) != want[1:5]:
         return TENSOR
-    if want[5] != GRAD_ANY and (not tensor.is_leaf or tensor.grad is None) != (want[5] == GRAD_NONE):
+    if want[5] != GRAD_ANY and (not is_leaf(tensor) or tensor.grad is None) != (want[5] == GRAD_NONE):
         return TENSOR
     return MOVED if want[6] != -1 and tensor.data_ptr() != want[6] else UNCHANGED
 

@@ -23,7 +23,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.optim
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    _default_to_fused_or_foreach,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from nova.capture import general_optimizers
 from nova.capture import optimizer_ops as _optimizer_ops  # noqa: F401  (registers the operators)
@@ -195,6 +200,23 @@ def _unscaled(grads: list[Tensor], grad_scale: Tensor | None) -> None:
             g.div_(grad_scale)
 
 
+def _by_foreach(params: list[Tensor], foreach: bool | None, fused: bool | None) -> bool:
+    """Whether eager PyTorch would run SGD's multi-tensor code."""
+    if foreach is None and fused is None:
+        _, foreach = _default_to_fused_or_foreach(params, differentiable=False, use_fused=False)
+    return bool(foreach)
+
+
+def _look_ahead(
+    recorder: Recorder, grads: list[Tensor], buffers: list[Tensor], momentum: Any, found_inf: Tensor | None
+) -> None:
+    """What multi-tensor SGD with Nesterov momentum leaves in `.grad`: it adds the momentum there, in place."""
+    factor = recorder.scalar_tensor(momentum)
+    for g, buffer in zip(grads, buffers, strict=True):
+        ahead = g + buffer * factor
+        g.copy_(ahead if found_inf is None else torch.where(found_inf.reshape(()) != 0, g, ahead))
+
+
 def _patched_sgd(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def sgd(
         params, d_p_list, momentum_buffer_list, has_sparse_grad=False, foreach=None, fused=None, grad_scale=None,
@@ -227,6 +249,8 @@ def _patched_sgd(recorder: Recorder, original: Callable[..., Any]) -> Callable[.
                         weight_decay, nesterov=nesterov, maximize=maximize, found_inf=found_inf,
                         first=first if i in fresh else None,
                     )  # fmt: skip
+                if nesterov and moving and not maximize and _by_foreach(params, foreach, fused) and weight_decay == 0:
+                    _look_ahead(recorder, d_p_list, momentum_buffer_list, momentum, found_inf)
             if first is not None:
                 done = torch.zeros_like(first)
                 first.copy_(done if found_inf is None else torch.where(found_inf.reshape(()) != 0, first, done))

@@ -48,8 +48,10 @@ from nova.capture.sources import (
     is_user_class,
     is_user_code,
     is_user_file,
+    own_dict,
     slot_names,
 )
+from nova.capture.views import is_leaf
 from nova.capture.wrappers import inside
 from nova.errors import CaptureError, SourceLine
 
@@ -146,8 +148,8 @@ class Snapshot:
             self._table(reached, getattr(obj, table), partial(_step, kind))
 
     def _take_object(self, reached: Reached, obj: Any) -> None:
-        if hasattr(obj, "__dict__"):
-            self._table(reached, obj.__dict__, lambda name: ("attr", name))
+        if (table := own_dict(obj)) is not None:
+            self._table(reached, table, lambda name: ("attr", name))
         if slot_names(type(obj)):
             self._slots.append((reached, obj, _slot_values(obj)))
         if hasattr(type(obj), "__next__"):
@@ -184,7 +186,7 @@ class Snapshot:
             self._classes.append((reached, cls, dict(vars(cls))))
 
     def _take_tensor(self, reached: Reached, tensor: torch.Tensor) -> None:
-        grad = tensor.grad if tensor.is_leaf else None
+        grad = tensor.grad if is_leaf(tensor) else None
         self._tensors.append((reached, tensor, grad, tensor.requires_grad))
 
     def _take_content(self, reached: Reached, obj: Any) -> None:
@@ -233,7 +235,7 @@ class Snapshot:
             else:
                 yield from _table_changes(reached, before, _slot_values(obj), lambda name: ("attr", name))
         for reached, tensor, grad, requires_grad in self._tensors:
-            if tensor.is_leaf and tensor.grad is not grad:
+            if is_leaf(tensor) and tensor.grad is not grad:
                 yield Change(reached, ("attr", "grad"), grad, tensor.grad)
             if tensor.requires_grad != requires_grad:
                 yield Change(reached, ("attr", "requires_grad"), requires_grad, tensor.requires_grad)
@@ -285,9 +287,9 @@ class Snapshot:
                         setattr(obj, name, value)
         with torch.no_grad():
             for _, tensor, grad, requires_grad in self._tensors:
-                if tensor.is_leaf and tensor.requires_grad != requires_grad:
+                if is_leaf(tensor) and tensor.requires_grad != requires_grad:
                     tensor.requires_grad_(requires_grad)
-                if tensor.is_leaf and tensor.grad is not grad:
+                if is_leaf(tensor) and tensor.grad is not grad:
                     tensor.grad = grad
         _restore_random(self._random)
 

@@ -29,6 +29,7 @@ from nova.capture.sources import (
     declared_state,
     is_user_class,
     is_user_function,
+    own_dict,
     slot_names,
 )
 from nova.capture.wrappers import CACHED, GETTERS, MISSING, inside
@@ -73,7 +74,7 @@ class Reads:
 
     def of(self, obj: Any) -> Callable[[str], bool]:
         """Whether an attribute of an object may have been read."""
-        table = getattr(obj, "__dict__", {})
+        table = own_dict(obj) or {}
         own = declared_state(obj)
         if own is not None:
             return frozenset(own).__contains__
@@ -94,7 +95,7 @@ class Reads:
 
     def lists(self, obj: Any) -> bool:
         """Whether the names of an object's attributes may have been read, all of them."""
-        table = getattr(obj, "__dict__", None)
+        table = own_dict(obj)
         return self.whole and isinstance(table, dict) and len(table) <= _WHOLE and declared_state(obj) is None
 
     def _of_library(self, cls: type) -> frozenset[str]:
@@ -117,7 +118,7 @@ class Reads:
 
     def absent(self, obj: Any) -> Iterator[str]:
         """Names that were read or asked for, and that an object's own attributes do not hold."""
-        table = getattr(obj, "__dict__", None)
+        table = own_dict(obj)
         if (
             table is None
             or declared_state(obj) is not None
@@ -181,6 +182,6 @@ def cached_codes(objects: ObjectMap) -> Iterator[types.CodeType]:
 
 def attribute_items(obj: Any, wanted: Callable[[str], bool]) -> list[tuple[str, Any]]:
     """(name, value) of an object's own attributes; unset slots as missing."""
-    found = [(name, value) for name, value in getattr(obj, "__dict__", {}).items() if wanted(name)]
+    found = [(name, value) for name, value in (own_dict(obj) or {}).items() if wanted(name)]
     found += [(name, getattr(obj, name, MISSING)) for name in slot_names(type(obj)) if wanted(name)]
     return found

@@ -42,7 +42,7 @@ from nova.capture.scalars import MATH_FUNCTIONS, Root, ScalarGuard, TracedFloat,
 from nova.capture.signature import CapturedStep, Source, TensorType
 from nova.capture.sources import ObjectMap, is_user_file
 from nova.capture.versions import Versions
-from nova.capture.views import aten, geometry
+from nova.capture.views import aten, geometry, is_leaf
 from nova.errors import CaptureError, NovaError
 
 _CPU = torch.device("cpu")
@@ -61,6 +61,7 @@ class Recording:
     consts: list[Any]  # objects without a source: Source("const", k) is consts[k]
     scalar_guards: list[ScalarGuard]
     grad_guards: list[tuple[Source, bool]]  # (leaf, whether its .grad must be None at the start)
+    grads_used: list[Source]  # leaves whose .grad is an input, perhaps under another name
     traced: list[Source]  # numbers that may change freely, apart from scalar_guards
     modules: list[torch.nn.Module]
     optimizers: list[torch.optim.Optimizer]
@@ -148,7 +149,7 @@ class Recorder(TorchDispatchMode):
         return False  # wrapping every dispatch for the benefit of torch.compile would cost more than the dispatch
 
     def note_leaf(self, t: Tensor) -> None:
-        if t.requires_grad and id(t) not in self.leaves.leaves and t.is_leaf:
+        if t.requires_grad and id(t) not in self.leaves.leaves and is_leaf(t):
             self.leaves.note(t)
 
     def nodes(self, value: Any) -> Any:
@@ -263,7 +264,7 @@ class Recorder(TorchDispatchMode):
     def lifted_input(self, lifted: Lifted) -> None:
         tensor = lifted.tensor
         self.note_leaf(tensor)  # whatever rule reads it first: its `.grad` is still what it was before the step
-        if tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled():
+        if tensor.requires_grad and not is_leaf(tensor) and torch.is_grad_enabled():
             # A replay has no way to continue a backward pass into what was computed outside.
             raise CaptureError(
                 "the step reads a tensor that was computed outside it and requires grad, so its gradient would leave "
@@ -476,6 +477,8 @@ def _batch_norm_forward(original: Callable[..., Any]) -> Callable[..., Any]:
         self.num_batches_tracked.add_(1)
         mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
         out = torch.nn.functional.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)
+        if not x.numel():
+            return out  # a batch of nothing has no statistics: those before stay
         with torch.no_grad():
             share = 1.0 / self.num_batches_tracked.double()
             for running, now in ((self.running_mean, mean), (self.running_var, var)):
@@ -497,6 +500,11 @@ def _demanding(original: Callable[..., Any], message: str) -> Callable[..., Any]
             return original(*args, **kwargs)
 
     return run
+
+
+def _is_causal_hint(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Transformers look into a mask for whether it is causal; attention with the mask gives the same unhinted."""
+    return bool(is_causal)
 
 
 def _surroundings(recorder: Recorder, stack: ExitStack, function: Any) -> None:
@@ -526,6 +534,8 @@ def _surroundings(recorder: Recorder, stack: ExitStack, function: Any) -> None:
     stack.enter_context(
         replaced(torch.nn.functional, "gaussian_nll_loss", _demanding(loss, "var has negative entry/entries"))
     )
+    transformer = sys.modules["torch.nn.modules.transformer"]
+    stack.enter_context(replaced(transformer, "_detect_is_causal_mask", _is_causal_hint))
     _patch_checkpoint(recorder, stack)
     averaging.patch(stack)
     optimizers.patch(recorder, stack)

@@ -14,6 +14,7 @@ A rule runs the real operation (the first step is a real step) and records its f
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -453,8 +454,11 @@ def identity(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 def lift_fresh(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """torch.tensor(...) of Python numbers: a constant."""
     t = args[0]
-    if t.layout is torch.strided and rec.values.get(t) is None and t.numel() == 1:
-        rec.values.define(t, rec.full(t, t.item()))
+    if t.layout is torch.strided and rec.values.get(t) is None:
+        if t.numel() == 1:
+            rec.values.define(t, rec.full(t, t.item()))
+        elif t.numel():
+            rec.values.node(t).meta["python"] = True
     return func(*args, **kwargs)
 
 
@@ -591,11 +595,26 @@ def read_value(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str
     )
 
 
-def _is_constant(node: Any) -> bool:
+def _is_constant(node: torch.fx.Node) -> bool:
     """Whether a value was made from Python numbers alone, and is the same on every replay."""
-    while node.target in (aten.view.default, aten.expand.default, aten._to_copy.default):
-        node = node.args[0]
-    return node.target is aten.full.default and not isinstance(node.args[1], torch.fx.Node)
+    seen, open_nodes = {node}, [node]
+    while open_nodes:
+        found = open_nodes.pop()
+        drawn = torch.Tag.nondeterministic_seeded in getattr(found.target, "tags", ())
+        if drawn or (found.op == "placeholder" and not found.meta.get("python")):
+            return False
+        fresh = [n for n in _decisive(found) if n not in seen]
+        seen.update(fresh)
+        open_nodes += fresh
+    return True
+
+
+def _decisive(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The operands that a value depends on: batch sizes of a packed sequence follow from the lengths alone."""
+    made: Any = node.args[0] if node.target is getitem else None
+    if made is not None and made.target is aten._pack_padded_sequence.default and node.args[1] == 1:
+        return [made.args[1]]
+    return node.all_input_nodes
 
 
 # ---- batch norm ------------------------------------------------------------------------------------------------

@@ -204,6 +204,8 @@ def _settled(
             seen.inputs.append(target)
     for source, none in recording.grad_guards:
         seen.grads[id(_resolve(objects, recording, source))] = GRAD_NONE if none else GRAD_SET
+    # A gradient that something else holds too may be an input under that name: it must still be the leaf's gradient.
+    seen.inputs += [extend(leaf, ("attr", "grad")) for leaf in recording.grads_used if leaf.root != "const"]
     for module in watch.training_set.values():
         # Set before it was read: what it was does not matter, and a replay sets it whatever it finds.
         seen.unread.add((id(module), ("attr", "training")))

@@ -40,6 +40,7 @@ import torch
 from nova.capture.bytecode import OWN_MODULE, names
 from nova.capture.contents import CONTENTS
 from nova.capture.signature import Source
+from nova.capture.views import is_leaf
 from nova.capture.wrappers import MISSING, WRAPPERS, holds_objects, inside, is_bound
 
 T = TypeVar("T")
@@ -158,7 +159,7 @@ def kind_of(obj: Any) -> str:
     for base, kind in _BASES:
         if isinstance(obj, base):
             return kind
-    if hasattr(obj, "__dict__") or slot_names(cls):
+    if own_dict(obj) is not None or slot_names(cls):
         return "object"
     return "opaque"
 
@@ -216,6 +217,12 @@ def is_plain(obj: Any) -> bool:
     return kind == "plain" or (kind == "tuple" and all(map(is_plain, obj)))
 
 
+def own_dict(obj: Any) -> dict[str, Any] | None:
+    """An object's `__dict__`; None where it has none, or where a `__getattr__` makes something else up."""
+    table = getattr(obj, "__dict__", None)
+    return table if isinstance(table, dict) else None
+
+
 @once_a_class
 def slot_names(cls: Any) -> tuple[str, ...]:
     """Names of `__slots__` of user classes."""
@@ -240,11 +247,11 @@ def closure_items(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _tensor_children(obj: torch.Tensor) -> Iterator[tuple[Step, Any]]:
-    if (obj.is_leaf or obj.retains_grad) and obj.grad is not None:
+    if (is_leaf(obj) or obj.retains_grad) and obj.grad is not None:
         yield ("attr", "grad"), obj.grad
-    for name, value in getattr(obj, "__dict__", {}).items():
+    for name, value in (own_dict(obj) or {}).items():
         yield ("attr", name), value
-    if obj.is_leaf:
+    if is_leaf(obj):
         for position, hook in enumerate(tensor_hooks(obj)):
             yield ("hook", position), hook
     if is_user_class(type(obj)):
@@ -287,7 +294,7 @@ def _own_children(obj: Any) -> Iterator[tuple[Step, Any]]:
         yield ("attr", name), getattr(obj, name)
     if not is_user_class(type(obj)):
         return
-    for name, value in list(getattr(obj, "__dict__", {}).items()):
+    for name, value in list((own_dict(obj) or {}).items()):
         yield ("attr", name), value
     yield ("class", ""), type(obj)
 
@@ -304,8 +311,7 @@ def _attribute_children(obj: Any) -> Iterator[tuple[Step, Any]]:
         for name in own:
             yield ("attr", name), getattr(obj, name)
         return
-    attributes = getattr(obj, "__dict__", None)
-    for name, value in list(attributes.items()) if isinstance(attributes, dict) else ():  # some make it up on the fly
+    for name, value in list((own_dict(obj) or {}).items()):
         yield ("attr", name), value
     for name in slot_names(type(obj)):
         try:

@@ -11,7 +11,7 @@ import torch
 from nova.capture.environment import token
 from nova.capture.native import GRAD_ANY, GRAD_NONE
 from nova.capture.sources import tensor_hooks
-from nova.capture.views import strides
+from nova.capture.views import is_leaf, strides
 
 
 def gradient_hooks(tensor: torch.Tensor) -> tuple[str, ...]:
@@ -19,10 +19,18 @@ def gradient_hooks(tensor: torch.Tensor) -> tuple[str, ...]:
     return tuple(map(token, tensor_hooks(tensor)))
 
 
-def hooks_check(tensors: Sequence[torch.Tensor], expected: list[tuple[int, tuple[str, ...]]]) -> Callable[[], bool]:
-    """A function that says whether one of the tensors at these positions has other hooks than those."""
+def hooks_check(
+    tensors: Sequence[torch.Tensor], expected: list[tuple[int, tuple[str, ...]]], windows: list[int]
+) -> Callable[[], bool]:
+    """A function that says whether one of the tensors at these positions has other hooks than those.
+
+    Or a history, where it is a window: it gets that of its base only when somebody asks for it.
+    """
 
     def hooked() -> bool:
+        for position in windows:
+            if tensors[position].requires_grad:
+                return True
         for position, want in expected:
             tensor: Any = tensors[position]
             has = tensor._backward_hooks or tensor._post_accumulate_grad_hooks
@@ -44,12 +52,13 @@ class TensorMeta:
     requires_grad: bool
     grad: int = GRAD_ANY
     hooks: tuple[str, ...] = ()  # identities of the hooks on its gradient: another process's never match
+    leaf: bool = True  # or computed outside the step, which may hold it and not differentiate through it
 
     @staticmethod
     def of(tensor: torch.Tensor, grad: int = GRAD_ANY) -> TensorMeta:
         return TensorMeta(
             str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), strides(tensor), str(tensor.device),
-            tensor.requires_grad, grad, gradient_hooks(tensor),
+            tensor.requires_grad, grad, gradient_hooks(tensor), is_leaf(tensor),
         )  # fmt: skip
 
     def difference(self, tensor: torch.Tensor) -> str | None:
@@ -66,8 +75,8 @@ class TensorMeta:
                     return f"{what} was {a}, is now {b}"
             if self.hooks != other.hooks:
                 return f"had {len(self.hooks)} gradient hooks, now {len(other.hooks)} or others"
-        if self.requires_grad and not tensor.is_leaf:
-            return "was a leaf, is now computed outside the step"
-        if self.grad != GRAD_ANY and tensor.is_leaf and (tensor.grad is None) != (self.grad == GRAD_NONE):
+            if self.leaf != other.leaf:
+                return "was a leaf, is now computed outside the step" if self.leaf else "was computed, is now a leaf"
+        if self.grad != GRAD_ANY and is_leaf(tensor) and (tensor.grad is None) != (self.grad == GRAD_NONE):
             return ".grad was None, is now set" if self.grad == GRAD_NONE else ".grad was set, is now None"
         return None

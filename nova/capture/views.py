@@ -51,6 +51,14 @@ def geometry(t: Tensor) -> Geometry:
     return int(t.storage_offset()), tuple(t.shape), t.stride(), dtype, bits
 
 
+def is_leaf(t: Tensor) -> bool:
+    """`t.is_leaf`, which PyTorch refuses to say of a window made in no_grad mode once its parameter has changed."""
+    try:
+        return t.is_leaf
+    except RuntimeError:
+        return False
+
+
 def is_contiguous(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     expected = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):

@@ -10,9 +10,12 @@ fixed value, or one of its operands, for nothing; every other op stays.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from nova.dialect.build import Builder, Value, wrap
+from nova.dialect.types import FLOATS
 from nova.mlir import ir
 
 # what a result with elements is when an operand has none
@@ -60,6 +63,10 @@ def _value(b: Builder, op: ir.Operation, name: str, operands: list[Value], resul
         return None if result.dtype in ("c64", "c128") else b.dense(np.zeros(result.shape), result.dtype)
     if name in _OF_NOTHING:
         return b.full(result.shape, _OF_NOTHING[name], result.dtype)
+    if name in ("reduce_max", "reduce_min") and result.dtype in FLOATS:  # inside logsumexp; PyTorch refuses amax
+        return b.full(result.shape, -math.inf if name == "reduce_max" else math.inf, result.dtype)
+    if name == "pad":  # also the gradient of a slice without elements
+        return b.full(result.shape, ir.FloatAttr(op.attributes["value"]).value, result.dtype)
     if name == "linear":  # a product of nothing: the bias alone
         bias = operands[2] if len(operands) > 2 else None
         return b.full(result.shape, 0, result.dtype) if bias is None else b.expand(bias, result.shape)

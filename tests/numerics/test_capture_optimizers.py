@@ -361,3 +361,58 @@ def test_averaged_model(options):
     (found, step), (wanted, _) = run(nova.jit), run(lambda f: f)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
     assert step.captures == 1
+
+
+NESTEROV = [
+    (O.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, **more})
+    for more in ({}, {"weight_decay": 0.1}, {"maximize": True})
+]
+
+
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("kind,options", [*NESTEROV, *RECOGNISED, *GENERAL], ids=str)
+def test_gradients_after_the_update(kind, options, how):
+    """What an optimizer leaves in `.grad`, which the next backward adds to: multi-tensor code may work there in place."""
+    options = {k: v for k, v in options.items() if k not in ("foreach", "fused")} | how
+    if "fused" in how and kind not in (O.SGD, O.Adam, O.AdamW, O.Adagrad):
+        pytest.skip("it has no fused code")
+    if how.get("foreach") and isinstance(options.get("lr"), torch.Tensor):
+        pytest.skip("PyTorch allows no lr that is a tensor there unless it is capturable")
+
+    def build():
+        m = network()
+        opt = kind(m.parameters(), **{k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in options.items()})
+
+        def step(x):
+            loss = m(x).square().mean()
+            loss.backward()
+            opt.step()
+            return loss.detach(), [p.grad.norm() for p in m.parameters()]
+
+        data = [(torch.randn(4, 5),) for _ in range(4)]
+        data.insert(2, lambda: [g.update(weight_decay=0.0) for g in opt.param_groups if "weight_decay" in g])
+        return step, data, lambda: [*m.parameters(), *tensors(opt), *(p.grad for p in m.parameters())]
+
+    agree(build, captures=None)  # the first step finds no gradients
+
+
+@pytest.mark.parametrize("scale", [1.0, float("inf")])
+def test_nesterov_gradients_of_a_skipped_step(scale):
+    """A gradient scaler that finds an infinity leaves the gradients as the backward made them."""
+
+    def build():
+        m = network()
+        opt = O.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+        def step(x, factor):
+            loss = m(x).square().mean() * factor
+            scaler.scale(loss).backward()
+            scaler.step(opt)
+            scaler.update()
+            return loss.detach()
+
+        data = [(torch.randn(4, 5), torch.tensor(f)) for f in (1.0, 1.0, scale, 1.0)]
+        return step, data, lambda: [*m.parameters(), *tensors(opt), *(p.grad for p in m.parameters())]
+
+    agree(build, captures=None)  # the first step finds no gradients

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import types
 
 import pytest
 import torch
 from torch import nn
 
+import nova
 from nova.capture import bytecode, native, store
 from nova.capture.fastpath import Binding
 from nova.capture.guard_builder import Observed, build_guards
 from nova.capture.guards import GRAD_NONE, GRAD_SET, GuardSet
 from nova.capture.signature import InputSpec, OutputSpec, Signature, Source, TensorType
 from nova.capture.sources import ObjectMap, Roots
+from nova.errors import CaptureError
 
 
 class World:
@@ -333,3 +336,67 @@ def test_fingerprint_sees_constants_and_not_lines():
     assert bytecode.fingerprint(make("x = 1")) == bytecode.fingerprint(make("\n\nx = 1"))
     assert bytecode.fingerprint(make("x = 1")) != bytecode.fingerprint(make("x = 1.0"))
     assert bytecode.fingerprint(make("def f(): return 1")) != bytecode.fingerprint(make("def f(): return 2"))
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("place", ["argument", "closure", "changed in place", "window of what was changed in place"])
+def test_a_tensor_that_comes_to_have_a_history(place, native, monkeypatch):
+    """A capture made for plain data must not take what a gradient would flow through: it would end there silently."""
+    monkeypatch.setenv("NOVA_NATIVE", str(int(native)))
+    outside, weight = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    base = torch.ones(2, 3)
+    held = [base[0] if place.startswith("window") else base]
+
+    @functools.partial(nova.jit, backend="interpret")
+    def step(x):
+        loss = (x * held[0] * weight).sum()
+        loss.backward()
+        return loss.detach()
+
+    @functools.partial(nova.jit, backend="interpret")
+    @torch.no_grad()
+    def evaluate(x):
+        return (x * held[0]).sum()
+
+    x = torch.ones(3)
+    step(x), step(x), evaluate(x)
+    before = weight.grad.clone()
+    if place == "argument":
+        x = outside * 2
+    elif place == "closure":
+        held[0] = outside * 2
+    else:
+        base.mul_(outside)
+    for _ in range(2):
+        with pytest.raises(CaptureError, match="computed outside it and requires grad"):
+            step(x)
+    assert outside.grad is None
+    torch.testing.assert_close(weight.grad, before)
+    wanted = (x * held[0]).sum().detach()
+    for _ in range(3):
+        torch.testing.assert_close(evaluate(x), wanted)
+    assert evaluate.captures <= 2
+    held[0] = torch.ones(3)
+    step(torch.ones(3)), step(torch.ones(3))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_windows_of_parameters_that_the_step_only_holds(grad):
+    """They have a history of their own, or none that PyTorch would tell; neither is a reason to capture again."""
+    net = nn.Linear(3, 3)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    with torch.set_grad_enabled(grad):
+        held = [net.weight.view(-1), net.bias[1:]]
+
+    @functools.partial(nova.jit, backend="interpret")
+    def step(x):
+        assert len(held) == 2
+        loss = net(x).square().mean()
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        return loss.detach()
+
+    for _ in range(4):
+        step(torch.ones(2, 3))
+    assert step.captures == 1

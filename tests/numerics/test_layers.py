@@ -99,3 +99,52 @@ def test_the_gradient_of_a_normalisation_of_large_and_small_numbers(scale):
     for found, near, want in zip(compiled(*leaves), step(*leaves), step(*wide), strict=True):
         size = want.abs().max()
         assert (found - want).abs().max() / size <= 2 * (near - want).abs().max() / size + 1e-6
+
+
+CAUSAL, OTHER = nn.Transformer.generate_square_subsequent_mask(4), torch.zeros(4, 4).masked_fill(torch.eye(4) > 0, -9.0)
+LAYER = {"d_model": 8, "nhead": 2, "dim_feedforward": 16, "dropout": 0.0, "batch_first": True}
+MASKED = {
+    "encoder": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(**LAYER), 2),
+        lambda m, x, mask, padding, **hint: m(x, mask=mask, src_key_padding_mask=padding, **hint),
+    ),
+    "decoder": (
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(**LAYER, norm_first=True), 2),
+        lambda m, x, mask, padding, **hint: m(
+            x, x.flip(1), mask, tgt_key_padding_mask=padding, **{f"tgt_{k}": v for k, v in hint.items()}
+        ),
+    ),
+    "both": (
+        lambda: nn.Transformer(num_encoder_layers=1, num_decoder_layers=1, **LAYER),
+        lambda m, x, mask, padding, **hint: m(
+            x, x.flip(1), mask, mask, src_key_padding_mask=padding, **{f"src_{k}": v for k, v in hint.items()}
+        ),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of masks of different types, and of nested tensors
+@pytest.mark.parametrize("hint", [{}, {"is_causal": False}, {"is_causal": None}], ids=str)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", MASKED)
+def test_transformers_with_masks(name, padded, hint):
+    """PyTorch looks into a mask for whether it is causal; a step may be given any other one later."""
+    make, apply = MASKED[name]
+    padding = torch.arange(4).expand(3, 4) >= torch.tensor([[4], [3], [2]]) if padded else None
+
+    def build():
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+        def step(x, mask):
+            optimizer.zero_grad()
+            loss = apply(model, x, mask, padding, **hint).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        data = [(torch.randn(3, 4, 8), mask) for mask in (CAUSAL, CAUSAL, OTHER, CAUSAL, CAUSAL > -1)]
+        data.insert(3, model.eval)
+        return step, data, lambda: list(model.state_dict().values())
+
+    check(build)
