@@ -63,7 +63,7 @@ def pairs(function: Function, kind: str = "loops") -> list[tuple[int, int]]:
     for number, value in enumerate(function.args):
         if value in captured or value.bytes <= TINY:
             continue
-        instances = [i for i in space.all_inputs if i.base is value]
+        instances = [i for i in (*space.all_inputs, *space.restrided) if i.base is value]
         places = [space.final_strides(i) for i in instances]
         if not places or any(i.offset for i in instances) or any(p != places[0] for p in places):
             continue

@@ -88,6 +88,7 @@ class Space:
         self.inputs: dict[Value, Instance] = {}  # shared instances of what is read
         self.views: dict[Value, Instance] = {}
         self.all_inputs: list[Instance] = []
+        self.restrided: list[Instance] = []  # views of them that are walked by loops of their own
         self._trail: list[Callable[[], object]] = []
         self._start = 0  # atoms born before belong to ops added earlier
         self._joined = False  # whether two of them became one loop
@@ -231,7 +232,7 @@ class Space:
                 if not self._is_whole(op.operands[0], x):
                     raise
                 dims, strides = self._dense(value)  # a buffer walked by loops of its own
-                return Instance(dims, x.base, 0, strides)
+                return self._restride(Instance(dims, x.base, 0, strides))
         if op.name == "as_strided":
             return self._as_strided(op, x)
         return self._slice(op, x)
@@ -293,7 +294,12 @@ class Space:
             dims[axis] = [Atom(target[axis])] if target[axis] != 1 else []
             if dims[axis]:
                 strides.append((dims[axis][0], stride * steps[axis]))
-        return Instance(dims, x.base, offset, strides)
+        return self._restride(Instance(dims, x.base, offset, strides))
+
+    def _restride(self, instance: Instance) -> Instance:
+        self.restrided.append(instance)
+        self._trail.append(self.restrided.pop)
+        return instance
 
     def _as_strided(self, op: Op, x: Instance) -> Instance:
         if x.base is None:
@@ -303,7 +309,7 @@ class Space:
             raise Mismatch("restrides a view")
         dims: Dims = [[Atom(n)] if n != 1 else [] for n in op.attrs["size"]]
         strides = [(a[0], s) for a, s in zip(dims, op.attrs["stride"], strict=True) if a]
-        return Instance(dims, x.base, op.attrs["offset"], strides)
+        return self._restride(Instance(dims, x.base, op.attrs["offset"], strides))
 
     def final_strides(self, instance: Instance) -> dict[Atom, int]:
         """Stride of each loop in the instance's buffer, after all splits so far."""

@@ -36,7 +36,7 @@ class _Program:
     def _add(self) -> None:
         recent = [*self.made[-6:], *self.arguments]
         (a, kind), (b, other) = self.random.choice(recent), self.random.choice(recent)
-        form = self.random.choice(["binary"] * 4 + ["cast", "rows", "columns", "tanh"])
+        form = self.random.choice(["binary"] * 4 + ["cast", "rows", "columns", "tanh", "turned"])
         if form == "binary" and NARROW not in (kind, other):
             result = kind if kind == other else FULL
             self._make(result, f'"nova.{self.random.choice(["add", "mul", "sub"])}"({a}, {b}) : ({kind}, {other})')
@@ -45,6 +45,10 @@ class _Program:
         elif form in ("rows", "columns") and kind == FULL:
             dim, result = (1, ROW) if form == "rows" else (0, COLUMN)
             self._make(result, f'"nova.reduce_sum"({a}) {{dims = array<i64: {dim}>, keepdim = true}} : ({kind})')
+        elif form == "turned":  # an argument of the step, read across
+            a = self.random.choice([name for name, kind in self.arguments if kind == FULL])
+            view = f"offset = 0 : i64, size = array<i64: {ROWS}, {COLUMNS}>, stride = array<i64: 1, {ROWS}>"
+            self._make(FULL, f'"nova.as_strided"({a}) {{{view}}} : ({FULL})')
         elif form == "tanh":
             self._make(kind, f'"nova.tanh"({a}) : ({kind})')
 
