@@ -43,7 +43,7 @@ from nova.capture.memory_checks import MemoryChecks
 from nova.capture.signature import InputSpec, Signature, Source
 from nova.capture.sources import MODULE_TABLES, Roots, Step, own_dict, plain_value, slot_names
 from nova.capture.tensor_meta import gradient_hooks, hooks_check
-from nova.capture.views import flat_span
+from nova.capture.views import flat_span, is_leaf
 from nova.capture.wrappers import MISSING, inside, label
 
 _OPERATORS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "value": "=="}
@@ -242,6 +242,10 @@ class Binding(MemoryChecks):
         self.on_death()
 
     def _tensor_children(self, index: int, variable: str) -> None:
+        meta = self.guards.nodes[index].meta
+        if meta is not None and meta.requires_grad and meta.leaf:  # PyTorch warns where another one's `.grad` is read
+            self.space["is_leaf"] = is_leaf
+            self._emit(f"if not is_leaf({variable}): return None")
         for step, want in self.guards.nodes[index].slots.items():
             if step[0] in ("hook", "class"):  # the same, or `hooked` would have said so
                 self._beneath(index, step, want)
