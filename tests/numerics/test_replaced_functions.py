@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -98,6 +100,61 @@ def test_a_replaced_function_is_seen(name, native, monkeypatch):
     expected, _ = _losses(lambda f: f, REPLACED[name])
     torch.testing.assert_close(found, expected)
     assert 2 <= step.captures <= 4  # a gradient that stays makes for more
+
+
+def _of_signs(original):
+    def update(params, grads, *lists, **options):
+        for p, g in zip(params, grads):
+            p.sub_(0.1 * g.sign())
+
+    return update
+
+
+def _step_of_signs(original):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            _of_signs(None)(group["params"], [p.grad for p in group["params"]])
+
+    return torch.no_grad()(step)
+
+
+BENEATH = {  # what an update that is recorded whole would call, as a function and as an object
+    "its step": lambda adam: (torch.optim.Adam, "step", _step_of_signs),
+    "its function": lambda adam: (adam, "adam", _of_signs),
+    "an object that takes its place": lambda adam: (adam, "adam", lambda f: mock.Mock(side_effect=_of_signs(f))),
+    "what its function calls": lambda adam: (adam, "_single_tensor_adam", _of_signs),
+    "a mock of what it calls": lambda adam: (
+        adam, "_single_tensor_adam", lambda f: mock.Mock(side_effect=_of_signs(f))
+    ),
+    "a partial function": lambda adam: (adam, "_single_tensor_adam", lambda f: functools.partial(_of_signs(f))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BENEATH)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_replaced_part_of_an_optimizer_is_seen(name, first):
+    """Whether it is there when the step is captured, and goes, or comes later."""
+
+    def train(transform):
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(3))
+        optimizer = torch.optim.Adam([weight], lr=0.05, foreach=False)
+
+        def step(x):
+            (weight * x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step, found = transform(step), []
+        for call in range(6):
+            here = (call // 2 % 2 == 0) == first
+            replace = _replaced(*BENEATH[name](sys.modules["torch.optim.adam"])) if here else contextlib.nullcontext()
+            with replace:
+                step(torch.randn(3))
+            found.append(weight.detach().clone())
+        return found
+
+    torch.testing.assert_close(train(interpreted), train(lambda f: f))
 
 
 def test_another_function_of_the_same_code_is_seen():
