@@ -11,6 +11,7 @@ import pytest
 import torch
 from replay_case import interpreted
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -218,6 +219,40 @@ def test_what_surrounds_a_later_call_sees_it(mode, capsys):
     torch.testing.assert_close(found, expected)
     assert step.captures == 1
     assert capsys.readouterr().err.count("runs eagerly inside") == 1
+
+
+def _under_vmap(step, x):
+    return torch.vmap(step)(x)
+
+
+def _under_grad(step, x):
+    return torch.func.grad(step)(x)
+
+
+def _under_jvp(step, x):
+    return torch.func.jvp(step, (x,), (torch.ones_like(x),))[1]
+
+
+def _with_tangents(step, x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(step(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+
+@pytest.mark.parametrize("transform", [_under_vmap, _under_grad, _under_jvp, _with_tangents])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_step_inside_a_transform_is_eager(transform, first):
+    weight, x = torch.linspace(1, 2, 12).view(3, 4), torch.linspace(-1, 1, 12).view(3, 4)
+
+    def step(x):
+        return (x * x * weight[0]).sum()
+
+    compiled = interpreted(step)
+    for call in range(4):
+        if (call % 2 == 0) == first:
+            torch.testing.assert_close(transform(compiled, x), transform(step, x))
+        else:
+            torch.testing.assert_close(compiled(x), step(x))
+    assert compiled.captures == 1
 
 
 def test_anomaly_detection_finds_what_it_finds_in_eager():
