@@ -193,6 +193,38 @@ def test_a_stored_capture_is_not_taken_where_a_function_is_another(tmp_path, mon
     assert (once_more.captures, once_more.loads) == (0, 1)
 
 
+IN_PYTHON = {  # methods of tensors that PyTorch writes in Python, which ask modes by the name that the user took
+    "backward": lambda t: t.square().sum().backward(),
+    "norm": lambda t: t.norm().backward(),
+    "split": lambda t: t.split(2)[0].square().sum().backward(),
+    "unflatten": lambda t: t.unflatten(0, (2, 2)).square().sum().backward(),
+    "__rsub__": lambda t: (1 - t).square().sum().backward(),
+    "__rpow__": lambda t: (2**t).sum().backward(),
+}
+
+
+@pytest.mark.parametrize("name", IN_PYTHON)
+@pytest.mark.parametrize("keywords", [True, False])
+def test_a_function_around_a_method_runs_once(name, keywords):
+    def of_twice(original):
+        with_keywords = lambda t, *args, **options: original(2 * t, *args, **options)
+        return with_keywords if keywords else lambda t, *args: original(2 * t, *args)
+
+    def train(transform):
+        weight = nn.Parameter(torch.linspace(0.1, 1, 16).view(4, 4))
+
+        def step(x):
+            weight.grad = None
+            IN_PYTHON[name](weight * x)
+            return weight.grad.clone()
+
+        step = transform(step)
+        with _replaced(torch.Tensor, name, of_twice):
+            return [step(torch.tensor(1.0 + call)) for call in range(3)]
+
+    torch.testing.assert_close(train(interpreted), train(lambda f: f))
+
+
 # ---- modes
 
 
