@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._C import _functorch  # type: ignore[attr-defined]
+from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 _HOOK_TABLES = (
@@ -86,13 +88,17 @@ def default_devices() -> str:
 
 
 def watching() -> str:
-    """What around this call runs Python inside every operation, or checks each, so that no replay can stand for it;
-    "" if nothing does."""
+    """What around this call runs Python inside every operation, or gives each another meaning, or checks it, so that
+    no replay can stand for it; "" if nothing does."""
     found = [f"the mode {type(mode).__name__}" for mode in _modes() if not isinstance(mode, DeviceContext)]
     if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
         found.append("hooks on saved tensors")
     if torch.is_anomaly_enabled():
         found.append("anomaly detection")
+    if _functorch.peek_interpreter_stack() is not None:
+        found.append("a transform of torch.func")
+    elif forward_ad._current_level >= 0:
+        found.append("a level of forward-mode differentiation")
     return ", ".join(found)
 
 
@@ -147,7 +153,7 @@ def fast_checks(state: tuple[Any, ...], space: dict[str, Any], on_gpu: bool) -> 
         functions=torch._C._len_torch_function_stack, operations=torch._C._len_torch_dispatch_stack,
         anomaly=torch.is_anomaly_enabled, saved=torch._C._autograd._top_saved_tensors_default_hooks,
         matmul=torch._C._get_float32_matmul_precision if state[8] != "mixed" else matmul_precision,
-        devices=default_devices,
+        devices=default_devices, transforms=_functorch.peek_interpreter_stack, forward_ad=forward_ad,
     )  # fmt: skip
     lines = [
         f"if grad() is not {state[0]} or inference() is not {state[1]}: return None",
@@ -156,6 +162,7 @@ def fast_checks(state: tuple[Any, ...], space: dict[str, Any], on_gpu: bool) -> 
     ]
     count = len(state[11].split(", ")) if state[11] else 0
     lines.append(f"if functions() != {count} or operations() or anomaly() or saved(False) is not None: return None")
+    lines.append("if transforms() is not None or forward_ad._current_level >= 0: return None")
     if count:
         lines.append(f"if devices() != {state[11]!r}: return None")
     for position, device in ((2, "cpu"), (4, "cuda")):

@@ -13,7 +13,7 @@ it is (shortened)
         s0 = args[1]
         if type(s0) is not float: return None                a number that is a runtime input
         if K3.cell_contents is not K4: return None           the model is the same object ...
-        if watch(): return repair()                          ... and 2,000 dicts, lists, tensors beneath it are
+        if watch(): return repair()                          ... and 2,000 dicts, lists, objects, tensors beneath it are
         if live_check(live): return None                     shape, dtype, strides, requires_grad of `live`
         s1 = K7["lr"]
         return inputs, (s0, s1)
@@ -49,6 +49,7 @@ from nova.capture.wrappers import MISSING, inside, label
 _OPERATORS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "value": "=="}
 _ENTRIES = ("item", "value", "key", "items", "element")  # of a container that is watched, or cannot change
 INLINE = 64  # a container with more entries is watched, not unrolled into code
+_CHANGE_CLASS = ("module", "optimizer", "object")  # kinds of objects whose `__class__` can be set
 _LIBRARY = -1  # owns the dictionaries of PyTorch's modules and classes
 _MISS = (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError)
 
@@ -73,6 +74,7 @@ class Binding(MemoryChecks):
         self.dict_owner: list[int] = []
         self.lists: list[list[Any]] = []
         self.list_owner: list[int] = []
+        self.of_class: list[Any] = []  # objects that stay of their class
         self.stable: list[int] = []  # tensor nodes that stay, in the order of `watch.tensors`
         self.live: list[int] = []  # tensor nodes found anew on every call
         self.aliases: list[tuple[str, int]] = []
@@ -124,9 +126,6 @@ class Binding(MemoryChecks):
         for index in sorted(self._shared - self._fixed):
             self._emit(f"if {self.variables[index]} is not {self._constant(self.objs[index])}: return None")
         self._identities()
-        if "crowd" in self.space:
-            self.space.update(is_not=is_not, classes=[*map(type, self.space["crowd"])])
-            self._emit("if any(map(is_not, map(type, crowd), classes)): return None")
         self._watch()
         self._live_tensors()
         self._scalars()
@@ -306,7 +305,15 @@ class Binding(MemoryChecks):
         self._fixed.add(index)
         node, obj = self.guards.nodes[index], self.objs[index]
         self.variables[index] = f"{self._constant(self.weak[index])}()" if index in self.weak else self._constant(obj)
+        if node.kind in _CHANGE_CLASS and ("class", "") not in node.slots:
+            self._class_of(index, obj)
         getattr(self, f"_constant_{node.kind}", self._constant_other)(index, node, obj)
+
+    def _class_of(self, index: int, obj: Any) -> None:
+        if index in self.weak:
+            self._emit(f"if type({self.variables[index]}) is not {self._constant(type(obj))}: return None")
+        else:
+            self.of_class.append(obj)
 
     def _constant_other(self, index: int, node: Node, obj: Any) -> None:
         for step, want in node.slots.items():
@@ -419,7 +426,7 @@ class Binding(MemoryChecks):
         if not crowded or type(table) is not dict or slot_names(type(obj)) or index in self.weak:
             return self._slots_of(index, self.variables[index])
         self._watch_dict(table, index)  # one of many: reading each from Python would take long
-        self.space.setdefault("crowd", []).append(obj)
+        self.of_class.append(obj)
         for step, want in node.slots.items():
             if step[0] != "class":
                 self._beneath(index, step, want)
@@ -533,7 +540,7 @@ class Binding(MemoryChecks):
             self._emit("if not library(): return None")
         tensors = [self.objs[index] for index in self.stable]
         grads = [nodes[index].meta.grad for index in self.stable]  # type: ignore[union-attr]
-        self.watch = native.make_watch(self.dicts, self.lists, tensors, grads, self.use_native)
+        self.watch = native.make_watch(self.dicts, self.lists, tensors, grads, self.of_class, self.use_native)
         self.space["stable"] = self.watch.tensors
         if isinstance(self.watch, native.NativeWatch) and self.watch.tables is None:
             self.space["watch"], self.space["state_address"] = self.watch.native, self.watch.address
@@ -695,8 +702,8 @@ class Binding(MemoryChecks):
                 if not self._owner_holds(self.list_owner[index]):
                     return False
                 watch.accept_list(index)
-            elif kind == native.TENSOR or not self._moved():
-                return False  # metadata, or memory that is shared in another way
+            elif kind in (native.TENSOR, native.CLASS) or not self._moved():
+                return False  # metadata, a class, or memory that is shared in another way
         return False
 
     def _owner_holds(self, owner: int) -> bool:

@@ -65,10 +65,18 @@ class FunctionMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+# those that are written in Python, before a user's function hides one
+_IN_PYTHON = {
+    name: value
+    for name, value in vars(Tensor).items()
+    if isinstance(value, FunctionType) and is_of_torch(value.__code__.co_filename)
+}
+
+
 def _hidden_methods() -> dict[Any, Any]:
-    """Methods of tensors in C, by the user's functions that hide them. PyTorch names a method by looking it up in
+    """PyTorch's methods of tensors, by the user's functions that hide them. PyTorch names a method by looking it up in
     `Tensor`: it gives the user's function where that calls the one it hides."""
-    methods = vars(torch._C.TensorBase)
+    methods = {**vars(torch._C.TensorBase), **_IN_PYTHON}
     return {
         value: methods[name]
         for name, value in vars(Tensor).items()

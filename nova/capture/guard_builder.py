@@ -161,7 +161,8 @@ class Builder:
                 self._ensure_source(source)
         self._drain()
         before = environment() if self.before is None else self.before
-        classes = [type(obj) for obj in (*self.seen.modules, *self.seen.optimizers)]
+        # Of every object within reach: where someone else's method ran, nothing says of which class it was.
+        classes = dict.fromkeys(map(type, (*self.seen.modules, *self.seen.optimizers, *self.objs)))
         library = library_facts(self.seen.library, classes, self.attributes)
         return GuardSet(self.nodes, before, list(self.seen.facts), self.seen.aliases, self.seen.memory, library)
 

@@ -129,8 +129,8 @@ def label(value: Any, depth: int = 0) -> str:
 def library_facts(
     codes: dict[types.CodeType, dict[str, Any]], classes: Iterable[type], attributes: Iterable[str]
 ) -> Library:
-    """Facts about PyTorch's code that ran (with its globals), the classes of modules and optimizers that were used,
-    and attributes that code names, which may be methods of tensors."""
+    """Facts about PyTorch's code that ran (with its globals), the classes of what was used, and attributes that code
+    names, which may be methods of tensors."""
     finder = _Finder(codes)
     for code, table in codes.items():
         finder.names_of(code, table)
@@ -141,6 +141,8 @@ def library_facts(
     finder.named_of_tensors(named)
     for owner, name in replaced_so_far():
         finder.add(owner, name)
+        for function in _functions(original_of(vars(owner).get(name))):  # which may have been kept from running
+            finder.names_of(function.__code__, function.__globals__)
     return Library(list(finder.facts), list(finder.facts.values()))
 
 
@@ -246,11 +248,16 @@ def _names(code: types.CodeType) -> set[str]:
 
 def _codes(value: Any) -> Iterator[types.CodeType]:
     """The code of a method, through decorators."""
+    return (function.__code__ for function in _functions(value))
+
+
+def _functions(value: Any) -> Iterator[types.FunctionType]:
+    """The functions that a method is, through decorators."""
     functions = (value.fget, value.fset) if isinstance(value, property) else (getattr(value, "__func__", value),)
     for function in functions:
         for _ in range(_DEPTH):
             if isinstance(function, types.FunctionType):
-                yield function.__code__
+                yield function
             function = getattr(function, "__wrapped__", None)
 
 

@@ -1,10 +1,11 @@
-"""Guards in native code: one call compares every watched dictionary, list and tensor with what it was.
+"""Guards in native code: one call compares every watched dictionary, list, object and tensor with what it was.
 
 A GPT-2 step depends on some 2,000 dictionaries (module attributes, hooks, parameter tables, optimizer state)
 and 600 tensors. Reading them one by one from Python costs 0.3 ms; native code needs a few nanoseconds each:
 
     dictionary   its version tag (CPython 3.11 and 3.12 count every change of a dictionary in its header)
     list         its items, by identity
+    object       its class
     tensor       class, dtype, sizes, strides, requires_grad, whether `.grad` is None, data pointer
 
 Nothing about memory layout is assumed. `runtime.tensor_layout` finds where PyTorch keeps a tensor's geometry, and the
@@ -39,7 +40,7 @@ _POINTER = 5  # the word of a record that holds the data pointer
 
 # what `nova_watch` found, in the low bits of its result; the index is in the bits above (MOVED: some tensors did,
 # and nothing else changed)
-UNCHANGED, DICT, LIST, TENSOR, MOVED = 0, 1, 2, 3, 4
+UNCHANGED, DICT, LIST, TENSOR, MOVED, CLASS = 0, 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,8 @@ differs:
   ret i64 {TENSOR}
 }}
 
-; state: dicts, dict count, tags, lists, list count, list items, list starts, tensors, tensor count, records, starts
+; state: dicts, dict count, tags, lists, list count, list items, list starts, tensors, tensor count, records, starts,
+; objects, object count, classes
 define i64 @nova_watch(ptr %state) {{
 entry:
   %dicts = load ptr, ptr %state
@@ -310,6 +312,12 @@ entry:
   %records = load ptr, ptr %s9
   %s10 = getelementptr i64, ptr %state, i64 10
   %starts = load ptr, ptr %s10
+  %s11 = getelementptr i64, ptr %state, i64 11
+  %objects = load ptr, ptr %s11
+  %s12 = getelementptr i64, ptr %state, i64 12
+  %object_count = load i64, ptr %s12
+  %s13 = getelementptr i64, ptr %state, i64 13
+  %classes = load ptr, ptr %s13
   br label %dict_loop
 
 dict_loop:
@@ -336,7 +344,7 @@ dict_differs:
 list_loop:
   %l = phi i64 [0, %dict_loop], [%l_next, %list_next]
   %more_lists = icmp ult i64 %l, %list_count
-  br i1 %more_lists, label %list, label %tensor_loop
+  br i1 %more_lists, label %list, label %kind_loop
 list:
   %list_p = getelementptr ptr, ptr %lists, i64 %l
   %list_object = load ptr, ptr %list_p
@@ -376,9 +384,30 @@ list_differs:
   %lr = or i64 %li, {LIST}
   ret i64 %lr
 
+kind_loop:
+  %c = phi i64 [0, %list_loop], [%c_next, %kind_next]
+  %more_kinds = icmp ult i64 %c, %object_count
+  br i1 %more_kinds, label %kind, label %tensor_loop
+kind:
+  %kind_of_p = getelementptr ptr, ptr %objects, i64 %c
+  %kind_of = load ptr, ptr %kind_of_p
+  %kind_p = getelementptr i8, ptr %kind_of, i64 8
+  %kind_now = load i64, ptr %kind_p
+  %want_kind_p = getelementptr i64, ptr %classes, i64 %c
+  %want_kind = load i64, ptr %want_kind_p
+  %same_kind = icmp eq i64 %kind_now, %want_kind
+  br i1 %same_kind, label %kind_next, label %kind_differs
+kind_next:
+  %c_next = add i64 %c, 1
+  br label %kind_loop
+kind_differs:
+  %ci = shl i64 %c, 3
+  %cr = or i64 %ci, {CLASS}
+  ret i64 %cr
+
 tensor_loop:
-  %t = phi i64 [0, %list_loop], [%t_next, %tensor_next]
-  %any_moved = phi i64 [{UNCHANGED}, %list_loop], [%any_moved_next, %tensor_next]
+  %t = phi i64 [0, %kind_loop], [%t_next, %tensor_next]
+  %any_moved = phi i64 [{UNCHANGED}, %kind_loop], [%any_moved_next, %tensor_next]
   %more_tensors = icmp ult i64 %t, %tensor_count
   br i1 %more_tensors, label %tensor, label %done
 tensor:
@@ -521,10 +550,15 @@ def _same_key(a: object, b: object) -> bool:
 
 
 class NativeWatch:
-    """Dictionaries, lists and tensors, and what they were. Holds references to all of them."""
+    """Dictionaries, lists, objects and tensors, and what they were. Holds references to all of them."""
 
     def __init__(
-        self, dicts: list[dict[Any, Any]], lists: list[list[Any]], tensors: list[torch.Tensor], grads: list[int]
+        self,
+        dicts: list[dict[Any, Any]],
+        lists: list[list[Any]],
+        tensors: list[torch.Tensor],
+        grads: list[int],
+        objects: Sequence[Any] = (),
     ):
         functions = _functions()
         assert functions is not None
@@ -536,7 +570,9 @@ class NativeWatch:
         self._tags = _array([0] * len(dicts))
         self._lists = _array([id(found) for found in lists])
         self._tensors = _array([0] * len(tensors))
-        self._state = (ctypes.c_int64 * 11)()
+        self.objects, self._kinds = objects, [*map(type, objects)]
+        self._objects, self._classes_of = _array([*map(id, objects)]), _array([*map(id, self._kinds)])
+        self._state = (ctypes.c_int64 * 14)()
         if self.tables is None:
             for index in range(len(dicts)):
                 self.accept_dict(index)
@@ -571,6 +607,7 @@ class NativeWatch:
             (0, address(self._dicts)), (1, len(self.dicts) if self.tables is None else 0), (2, address(self._tags)),
             (3, address(self._lists)), (4, len(self.lists)),
             (5, address(self._list_items)), (6, address(self._list_starts)),
+            (11, address(self._objects)), (12, len(self.objects)), (13, address(self._classes_of)),
         ]  # fmt: skip
         if hasattr(self, "_records"):
             pairs += [
@@ -616,9 +653,15 @@ class PythonWatch:
     """The same comparisons in Python, where the native ones are not to be had."""
 
     def __init__(
-        self, dicts: list[dict[Any, Any]], lists: list[list[Any]], tensors: list[torch.Tensor], grads: list[int]
+        self,
+        dicts: list[dict[Any, Any]],
+        lists: list[list[Any]],
+        tensors: list[torch.Tensor],
+        grads: list[int],
+        objects: Sequence[Any] = (),
     ):
         self.dicts, self.lists, self.tensors, self.grads = dicts, lists, tensors, grads
+        self.objects, self._kinds = objects, [*map(type, objects)]
         self.tables = Tables(dicts)
         self.items = [list(found) for found in lists]
         self.accept_pointers()
@@ -630,6 +673,8 @@ class PythonWatch:
             items = self.items[index]
             if len(found) != len(items) or not all(map(is_, found, items)):
                 return index << 3 | LIST
+        if not all(map(is_, map(type, self.objects), self._kinds)):
+            return CLASS
         moved = UNCHANGED
         for index, (tensor, want) in enumerate(zip(self.tensors, self._records, strict=True)):
             code = check_in_python(tensor, want)
@@ -702,9 +747,9 @@ def make_watch(
     lists: list[list[Any]],
     tensors: list[torch.Tensor],
     grads: list[int],
+    objects: Sequence[Any] = (),
     native: bool = True,
 ) -> NativeWatch | PythonWatch:
     """Watches everything given; natively where this Python and this PyTorch allow it."""
-    if native and _functions() is not None:
-        return NativeWatch(dicts, lists, tensors, grads)
-    return PythonWatch(dicts, lists, tensors, grads)
+    kind = NativeWatch if native and _functions() is not None else PythonWatch
+    return kind(dicts, lists, tensors, grads, objects)

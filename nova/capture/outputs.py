@@ -55,6 +55,8 @@ def describe(
             return {"tuple": [visit(x) for x in v]}
         if type(v) is list:
             return {"list": [visit(x) for x in v]}
+        if isinstance(v, torch.Size) or type(v).__module__ == "torch.return_types":
+            return {"sequence": [*_name(type(v)), [visit(x) for x in v]]}
         if isinstance(v, tuple) and hasattr(v, "_fields"):
             return {"namedtuple": [*_name(type(v)), [visit(x) for x in v]]}
         if dataclasses.is_dataclass(v) and not isinstance(v, type):
@@ -135,6 +137,8 @@ def rebuild(
             case "mapping":
                 items = {k: visit(v) for k, v in value[2]}
                 return _find(value)(**items) if _keywords(value) else _find(value)(items)
+            case "sequence":
+                return _find(value)([*map(visit, value[2])])
             case "namedtuple":
                 return _find(value)(*map(visit, value[2]))
             case "dataclass":

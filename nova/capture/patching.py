@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from nova.capture.sources import is_of_torch
+from nova.capture.sources import is_of_torch, is_user_code
 
 _MISSING = object()
+_DEPTH = 4  # of decorators that are looked through
 _replaced: dict[tuple[int, str], Any] = {}
 
 
@@ -37,17 +38,40 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def stand_in(owner: Any, name: str, value: Any) -> AbstractContextManager[None]:
-    """`replaced`, where what is there is PyTorch's own: what someone else has put there runs, and is recorded."""
-    return replaced(owner, name, value) if _is_own(getattr(owner, name)) else nullcontext()
+    """`replaced`, where what is there, and what that calls, is PyTorch's own: what someone else has put there runs,
+    and is recorded."""
+    current = getattr(owner, name)
+    own = _is_own(current) and not any(map(_is_foreign, _called(current)))
+    return replaced(owner, name, value) if own else nullcontext()
 
 
-def _is_own(function: Any) -> bool:
-    while function is not None:
-        code = getattr(getattr(function, "__func__", function), "__code__", None)
-        if code is not None and not is_of_torch(code.co_filename):
-            return False
-        function = getattr(function, "__wrapped__", None)
-    return True
+def _is_own(value: Any) -> bool:
+    """Whether a function is PyTorch's, through all decorators."""
+    return not _is_foreign(value) and all(is_of_torch(layer.__code__.co_filename) for layer in _layers(value))
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether something that is called is a user's: a function, or an object such as a mock."""
+    layers = [*_layers(value)]
+    if layers:
+        return any(is_user_code(layer.__code__, layer.__globals__) for layer in layers)
+    callable_object = callable(value) and not isinstance(value, type)
+    return callable_object and type(value).__module__.partition(".")[0] not in ("builtins", "torch", "typing")
+
+
+def _layers(value: Any) -> Iterator[FunctionType]:
+    """A function and those that it decorates."""
+    for _ in range(_DEPTH):
+        function = getattr(value, "__func__", value)
+        if isinstance(function, FunctionType):
+            yield function
+        value = getattr(value, "__wrapped__", None)
+
+
+def _called(function: Any) -> list[Any]:
+    """What a function names of its module's globals."""
+    named = [(name, layer.__globals__) for layer in _layers(function) for name in layer.__code__.co_names]
+    return [original_of(table[name]) for name, table in named if name in table]
 
 
 def _here(value: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

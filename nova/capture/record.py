@@ -510,6 +510,8 @@ def _is_causal_hint(mask: Tensor | None, is_causal: bool | None = None, size: in
 def _surroundings(recorder: Recorder, stack: ExitStack, function: Any) -> None:
     """Portable operations, one thread, patched Python surface."""
     stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+    if "torch._dynamo" in sys.modules:  # what torch.compile has made runs as it was written, and is recorded
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
     stack.enter_context(_flag(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, False))
     stack.enter_context(_flag(torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled, False))
     stack.enter_context(_flag(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False))

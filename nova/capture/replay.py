@@ -98,6 +98,8 @@ class Builder:
                 return f"{self._constant(cls)}({'**' if dataclasses.is_dataclass(cls) else ''}{made})"
             case "namedtuple":
                 return f"{self._constant(self._class(value))}({', '.join(map(self.expression, value[2]))})"
+            case "sequence":
+                return f"{self._constant(self._class(value))}([{', '.join(map(self.expression, value[2]))}])"
             case "dataclass":
                 fields = ", ".join(f"{name}={self.expression(item)}" for name, item in value[2])
                 return f"{self._constant(self._class(value))}({fields})"

@@ -94,6 +94,7 @@ def _capture(
     objects = objects if objects is not None else ObjectMap(function, args, kwargs)
     line = line_of(function)
     _refuse_subclasses(objects, line)
+    _refuse_scripts(objects, line)
     before = environment()
     snapshot, watch = Snapshot(objects), Watch(objects)
     thread = threading.get_ident()
@@ -138,6 +139,16 @@ def _refuse_subclasses(objects: ObjectMap, line: SourceLine | None) -> None:
             raise UnsupportedError(
                 f"{source} is a {name}, which cannot be an input of the step; pass its parts, or a padded tensor", line
             )
+
+
+def _refuse_scripts(objects: ObjectMap, line: SourceLine | None) -> None:
+    """TorchScript keeps parameters and attributes out of Python's reach: their changes would not be seen."""
+    for reached in list(objects.reached.values()):
+        if isinstance(reached.obj, torch.jit.ScriptModule):
+            raise UnsupportedError(
+                f"{objects.source(reached.obj)} is a module of TorchScript, whose state cannot be watched; use the "
+                "module that it was made of (its parameters load with load_state_dict)", line
+            )  # fmt: skip
 
 
 def _settled(

@@ -96,7 +96,7 @@ def _check_classes(tree: Any) -> None:
     """Classes that a replay must construct have to be found by name in another process."""
     if isinstance(tree, dict):
         for kind, value in tree.items():
-            if kind in ("mapping", "namedtuple", "dataclass"):
+            if kind in ("mapping", "namedtuple", "sequence", "dataclass"):
                 try:
                     find_class(f"{value[0]}:{value[1]}")
                 except (ImportError, AttributeError):

@@ -98,6 +98,9 @@ def full(group: Group) -> str | None:
 
 
 def order_chain(former: Former, group: Group, chain: list[Op]) -> str | None:
+    """Makes sure that a chain can join a group; None, or why not."""
+    if any(former.home.get(former.base(value)) is group for member in chain for value in member.operands):
+        return "updates again what that kernel updates"
     for member in chain:
         reason = former.order(group, member)
         if reason is not None:

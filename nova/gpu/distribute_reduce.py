@@ -219,7 +219,9 @@ def _cut(it: Distributor, layout: NestedLayout, dims: Sequence[int], size: int) 
     warps = int(np.prod([layout.subgroup[d] for d in dims]))
     neighbours = {0} | {layout.subgroup_strides[d] * layout.subgroup[d] for d in dims}
     groups = it.threads // (WARP * warps)
-    if max(neighbours) != warps or warps & (warps - 1) or it.threads % (WARP * warps) or not 1 < groups < BARRIERS:
+    if max(neighbours) != warps or warps & (warps - 1) or it.threads % (WARP * warps):
+        return None
+    if not 1 < groups <= BARRIERS // 2:
         return None
     return Cut(warps, size)
 

@@ -417,12 +417,14 @@ class ThreadCode(Emitter):
     # --- between threads ---
 
     def barrier_line(self, by_warp: bool = False, warps: int = 0) -> None:
-        """`warps`: groups of so many have a barrier each; number 0 is that of all threads (PTX ISA 9.7.13.1)."""
+        """`warps`: groups of so many have a barrier each; number 0 is that of all threads (PTX ISA 9.7.13.1). Of n
+        groups these are n to 2n-1: groups of another size, which may wait at the same time, have others."""
         if by_warp:
             self.line(f"nvvm.bar.warp.sync {self.constant(-1, 'i32').name} : i32")
         elif warps:
+            groups = self.threads // (warps * WARP)
             number = self.once(
-                ("barrier", warps), lambda: self.int_op("addi", self.int_op("divui", self.warp(), warps), 1)
+                ("barrier", warps), lambda: self.int_op("addi", self.int_op("divui", self.warp(), warps), groups)
             )
             threads = self.constant(warps * WARP, "i32")
             self.line(f"nvvm.barrier id = {number.name} number_of_threads = {threads.name}")

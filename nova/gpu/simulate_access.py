@@ -232,6 +232,8 @@ def _group_barrier(c: Compiler, op: ir.Operation) -> Step:
         apart = len(np.unique(numbers)) == len({*zip(numbers, groups, strict=True)}) == s.threads // threads
         if threads != WARP << level or not apart or numbers.min() < 1 or numbers.max() > 15:
             raise memory.SimulationError(f"{where}\n  expected a number of 1 to 15 for each {threads} neighbours")
+        if not all(s.shared.meet(int(n), threads) for n in np.unique(numbers)):
+            raise memory.SimulationError(f"{where}\n  groups of other than {threads} threads may be at this barrier")
         s.counters["group barriers"] += 1
         s.shared.group_barrier(level)
 

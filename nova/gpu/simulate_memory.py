@@ -297,9 +297,16 @@ class SharedMemory:
         self.interval = _STEP
         self.open = CopyGroup()
         self.committed: list[CopyGroup] = []
+        self.numbered: dict[int, int] = {}  # barriers used since the last one of the whole block, and for how many
 
     def barrier(self) -> None:
         self.interval += _STEP
+        self.numbered.clear()
+
+    def meet(self, number: int, threads: int) -> bool:
+        """Whether threads that wait at a numbered barrier meet only each other there: groups that do not wait for
+        each other may come to it at once, if it serves groups of two sizes."""
+        return self.numbered.setdefault(number, threads) == threads
 
     def group_barrier(self, level: int) -> None:
         """Threads of each group of 2**level warps see what its other threads did so far."""

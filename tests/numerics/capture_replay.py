@@ -157,6 +157,6 @@ def sources(tree: Any, visit: Any) -> None:
     elif kind in ("dict",):
         for _, v in value:
             sources(v, visit)
-    elif kind in ("namedtuple", "dataclass", "mapping"):
+    elif kind in ("namedtuple", "sequence", "dataclass", "mapping"):
         for v in value[2]:
-            sources(v[1] if kind != "namedtuple" else v, visit)
+            sources(v[1] if kind in ("dataclass", "mapping") else v, visit)

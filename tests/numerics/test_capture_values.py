@@ -622,6 +622,27 @@ def test_containers():
     assert replayed.captures == 1
 
 
+NAMED = {  # what PyTorch returns several tensors as
+    "max": lambda x: x.max(1), "sort": lambda x: x.sort(0), "topk": lambda x: x.topk(2), "mode": lambda x: x.mode(),
+    "kthvalue": lambda x: x.kthvalue(2), "qr": torch.linalg.qr, "slogdet": torch.linalg.slogdet, "aminmax": torch.aminmax,
+    "size": lambda x: x.shape, "within": lambda x: {"best": [x.max(0), (x.min(1), x.size())]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_results_with_names(name):
+    step, replayed = NAMED[name], Replayed(NAMED[name])
+    for _ in range(3):
+        x = torch.randn(3, 3)
+        found, expected = replayed(x), step(x)
+        assert type(found) is type(expected)
+        if name != "size":
+            torch.testing.assert_close(found, expected)
+        else:
+            assert found == expected
+    assert replayed.captures == 1
+
+
 def test_outputs_that_alias():
     def build():
         w = nn.Parameter(torch.randn(4))

@@ -51,6 +51,27 @@ def test_optimizer(kind, options):
     assert step.captures == 1, "one capture serves the first step and all later ones"
 
 
+@pytest.mark.parametrize("kind,options", OPTIMIZERS, ids=lambda v: v.__name__ if isinstance(v, type) else "-".join(v))
+def test_updates_of_what_was_updated(kind, options):
+    """The second update of a parameter, by the same numbers and of the same gradient, reads what the first one made."""
+
+    def build():
+        m = network(5, 17, 3)
+        opt = kind(m.parameters(), **options)
+
+        def step(x):
+            opt.zero_grad()
+            loss = m(x).square().mean()
+            loss.backward()
+            for _ in range(3):
+                opt.step()
+            return loss.detach()
+
+        return step, [(torch.randn(4, 5),) for _ in range(3)], lambda: [*m.parameters(), *optimizer_tensors(opt)]
+
+    assert check(build).captures == 1
+
+
 @pytest.mark.parametrize("change", ["lr", "weight_decay", "betas"])
 def test_hyperparameters_are_runtime_inputs(change):
     def build():

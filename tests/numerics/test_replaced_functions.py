@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
+from unittest import mock
 
 import pytest
 import torch
 from replay_case import interpreted
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -100,6 +103,61 @@ def test_a_replaced_function_is_seen(name, native, monkeypatch):
     assert 2 <= step.captures <= 4  # a gradient that stays makes for more
 
 
+def _of_signs(original):
+    def update(params, grads, *lists, **options):
+        for p, g in zip(params, grads):
+            p.sub_(0.1 * g.sign())
+
+    return update
+
+
+def _step_of_signs(original):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            _of_signs(None)(group["params"], [p.grad for p in group["params"]])
+
+    return torch.no_grad()(step)
+
+
+BENEATH = {  # what an update that is recorded whole would call, as a function and as an object
+    "its step": lambda adam: (torch.optim.Adam, "step", _step_of_signs),
+    "its function": lambda adam: (adam, "adam", _of_signs),
+    "an object that takes its place": lambda adam: (adam, "adam", lambda f: mock.Mock(side_effect=_of_signs(f))),
+    "what its function calls": lambda adam: (adam, "_single_tensor_adam", _of_signs),
+    "a mock of what it calls": lambda adam: (
+        adam, "_single_tensor_adam", lambda f: mock.Mock(side_effect=_of_signs(f))
+    ),
+    "a partial function": lambda adam: (adam, "_single_tensor_adam", lambda f: functools.partial(_of_signs(f))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BENEATH)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_replaced_part_of_an_optimizer_is_seen(name, first):
+    """Whether it is there when the step is captured, and goes, or comes later."""
+
+    def train(transform):
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(3))
+        optimizer = torch.optim.Adam([weight], lr=0.05, foreach=False)
+
+        def step(x):
+            (weight * x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step, found = transform(step), []
+        for call in range(6):
+            here = (call // 2 % 2 == 0) == first
+            replace = _replaced(*BENEATH[name](sys.modules["torch.optim.adam"])) if here else contextlib.nullcontext()
+            with replace:
+                step(torch.randn(3))
+            found.append(weight.detach().clone())
+        return found
+
+    torch.testing.assert_close(train(interpreted), train(lambda f: f))
+
+
 def test_another_function_of_the_same_code_is_seen():
     step, x = _step(interpreted), torch.ones(5, 4)
 
@@ -135,6 +193,38 @@ def test_a_stored_capture_is_not_taken_where_a_function_is_another(tmp_path, mon
     assert (once_more.captures, once_more.loads) == (0, 1)
 
 
+IN_PYTHON = {  # methods of tensors that PyTorch writes in Python, which ask modes by the name that the user took
+    "backward": lambda t: t.square().sum().backward(),
+    "norm": lambda t: t.norm().backward(),
+    "split": lambda t: t.split(2)[0].square().sum().backward(),
+    "unflatten": lambda t: t.unflatten(0, (2, 2)).square().sum().backward(),
+    "__rsub__": lambda t: (1 - t).square().sum().backward(),
+    "__rpow__": lambda t: (2**t).sum().backward(),
+}
+
+
+@pytest.mark.parametrize("name", IN_PYTHON)
+@pytest.mark.parametrize("keywords", [True, False])
+def test_a_function_around_a_method_runs_once(name, keywords):
+    def of_twice(original):
+        with_keywords = lambda t, *args, **options: original(2 * t, *args, **options)
+        return with_keywords if keywords else lambda t, *args: original(2 * t, *args)
+
+    def train(transform):
+        weight = nn.Parameter(torch.linspace(0.1, 1, 16).view(4, 4))
+
+        def step(x):
+            weight.grad = None
+            IN_PYTHON[name](weight * x)
+            return weight.grad.clone()
+
+        step = transform(step)
+        with _replaced(torch.Tensor, name, of_twice):
+            return [step(torch.tensor(1.0 + call)) for call in range(3)]
+
+    torch.testing.assert_close(train(interpreted), train(lambda f: f))
+
+
 # ---- modes
 
 
@@ -161,6 +251,40 @@ def test_what_surrounds_a_later_call_sees_it(mode, capsys):
     torch.testing.assert_close(found, expected)
     assert step.captures == 1
     assert capsys.readouterr().err.count("runs eagerly inside") == 1
+
+
+def _under_vmap(step, x):
+    return torch.vmap(step)(x)
+
+
+def _under_grad(step, x):
+    return torch.func.grad(step)(x)
+
+
+def _under_jvp(step, x):
+    return torch.func.jvp(step, (x,), (torch.ones_like(x),))[1]
+
+
+def _with_tangents(step, x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(step(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+
+@pytest.mark.parametrize("transform", [_under_vmap, _under_grad, _under_jvp, _with_tangents])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_step_inside_a_transform_is_eager(transform, first):
+    weight, x = torch.linspace(1, 2, 12).view(3, 4), torch.linspace(-1, 1, 12).view(3, 4)
+
+    def step(x):
+        return (x * x * weight[0]).sum()
+
+    compiled = interpreted(step)
+    for call in range(4):
+        if (call % 2 == 0) == first:
+            torch.testing.assert_close(transform(compiled, x), transform(step, x))
+        else:
+            torch.testing.assert_close(compiled(x), step(x))
+    assert compiled.captures == 1
 
 
 def test_anomaly_detection_finds_what_it_finds_in_eager():

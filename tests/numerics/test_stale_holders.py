@@ -515,3 +515,79 @@ def test_changes_through_detours_are_refused(change, word):
     with pytest.raises(CaptureError, match=word):
         interpreted(step)(X)
     assert not items and rate.get() == 2.0
+
+
+# ---- another class of the same object
+
+
+class _Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class _Reversed(nn.Sequential):
+    def forward(self, x):
+        for layer in reversed(self):
+            x = layer(x)
+        return x
+
+
+class _Backwards(torch.optim.SGD):
+    def step(self, closure=None):
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.add_(p.grad)
+
+
+class _Own(nn.Module):
+    def forward(self, x):
+        return 3 * x
+
+
+class _OwnToo(nn.Module):
+    def forward(self, x):
+        return 5 * x
+
+
+def _of_another_class(make, find, cls):
+    """A step that calls what `make` makes, in which the class of what `find` finds is set."""
+
+    def build():
+        torch.manual_seed(0)
+        model = make()
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(4)), *model.parameters()], lr=0.1)
+        weight = optimizer.param_groups[0]["params"][0]
+
+        def step(x):
+            loss = (model(x) * weight).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step, lambda: setattr(find(model, optimizer), "__class__", cls)
+
+    return build
+
+
+OTHER_CLASSES = {
+    "a layer by itself": _of_another_class(lambda: nn.Linear(4, 4), lambda m, o: m, _Doubled),
+    "a layer of a model": _of_another_class(
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()), lambda m, o: m[0], _Doubled
+    ),
+    "a layer for another of PyTorch's": _of_another_class(
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()), lambda m, o: m[1], nn.Sigmoid
+    ),
+    "a container of layers": _of_another_class(
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()), lambda m, o: m, _Reversed
+    ),
+    "a module of the user's": _of_another_class(lambda: nn.Sequential(_Own()), lambda m, o: m[0], _OwnToo),
+    "an optimizer": _of_another_class(lambda: nn.Linear(4, 4), lambda m, o: o, _Backwards),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_CLASSES)
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_another_class_of_the_same_object_is_seen(name, native, monkeypatch):
+    monkeypatch.setenv("NOVA_NATIVE", native)
+    a_change_is_seen(OTHER_CLASSES[name])

@@ -627,3 +627,55 @@ def test_a_dynamic_size_that_is_zero_in_the_first_run(first):
         return step, [batch(n) for n in (first, 3, 2, first, 4)], lambda: [w]
 
     check(build)
+
+
+# ---- parts that torch.compile has made
+
+
+def _compiled(part):
+    return torch.compile(part, backend="eager")
+
+
+def _compiled_in_place(part):
+    part.compile(backend="eager")
+    return part
+
+
+def _warm(part):
+    part = _compiled(part)
+    part(torch.ones(2, 4))
+    return part
+
+
+COMPILED = {  # a model, and what is done with its result
+    "a model": lambda: (_compiled(nn.Linear(4, 4)), torch.sin),
+    "a model in its place": lambda: (_compiled_in_place(nn.Linear(4, 4)), torch.sin),
+    "a layer": lambda: (nn.Sequential(_compiled(nn.Linear(4, 4)), nn.Tanh()), torch.sin),
+    "a function": lambda: (nn.Linear(4, 4), _compiled(lambda x: x * x.sigmoid())),
+    "a model that ran already": lambda: (_warm(nn.Linear(4, 4)), torch.sin),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_parts_that_another_compiler_made(name):
+    def train(transform):
+        torch.manual_seed(0)
+        model, act = COMPILED[name]()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x):
+            loss = act(model(x)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        step = transform(step)
+        found = [step(torch.randn(3, 4)) for _ in range(3)]
+        with torch.no_grad():
+            found.append(model(torch.ones(1, 4)))  # outside the step it is as it was
+        return [*found, step(torch.randn(3, 4)), *model.parameters()], step
+
+    (found, compiled), (expected, _) = train(nova.jit), train(lambda f: f)
+    torch.testing.assert_close(found, expected)
+    assert compiled.captures <= 2  # once more where the other compiler's first run changed what it keeps in the model

@@ -33,3 +33,26 @@ def test_counted_otherwise():
 
     report = nova.explain(step, torch.randn(3, 6))
     assert len(report.fallbacks) == 1 and "topk" in report.fallbacks[0] and "test_unsupported.py" in report.fallbacks[0]
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(3, 6))])
+@pytest.mark.parametrize("inside", [True, False])
+def test_torchscript_modules_are_refused_by_name(make, inside):
+    scripted = make(torch.nn.Linear(6, 4))
+    model = torch.nn.Sequential(scripted, torch.nn.Tanh()) if inside else scripted
+    step = nova.jit(lambda x: model(x).sum().backward())
+    with pytest.raises(UnsupportedError, match="model.*is a module of TorchScript.*use the module that it was made of"):
+        step(torch.randn(3, 6))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_functions_of_torchscript_run():
+    gate = torch.jit.script(_gate)
+    step = nova.jit(lambda x: gate(2 * x))
+    for _ in range(2):
+        x = torch.randn(3)
+        torch.testing.assert_close(step(x), _gate(2 * x))
+
+
+def _gate(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x)

@@ -303,3 +303,23 @@ def test_lanes_exchange_rounded_products(lanes: int) -> None:
         assert ("fma.rn.f32" in ptx) is fused
         shuffles = ptx[ptx.index("shfl") :]
         assert shuffles.count("add.rn.f32") == lanes.bit_length() - 1 and "fma" not in shuffles
+
+
+@pytest.mark.parametrize("warps", [8, 16])
+def test_groups_of_several_sizes_do_not_meet(warps):
+    """Maxima over two, four and eight of the block's warps, one right after the other."""
+    bits = warps.bit_length() - 1
+    shape = (2,) * bits + (32,)
+    strides = tuple(1 << bits - 1 - d for d in range(bits))
+    ones, none = (1,) * (bits + 1), (0,) * bits
+    layout = NestedLayout((*(2,) * bits, 1), ones, ones, (*(1,) * bits, 32), ones, (*strides, 0), (*none, 1))
+    program = Program("sizes", 2, (1, 1, 1), 32 * warps)
+    at, steps = [0] * (bits + 1), [int(np.prod(shape[d + 1 :])) for d in range(bits + 1)]
+    x = program.load(program.args[0], 0, at, "f32", layout, strides=steps)
+    for first in range(bits - 1, 0, -1):
+        dims = list(range(first, bits))
+        x = program.binary("arith.subf", x, program.expand(program.reduce(x, dims, "maximumf"), dims, layout))
+    program.store(x, program.args[1], 0, at, strides=steps)
+    size = int(np.prod(shape))
+    report = compare(program, [numbers("f32", size), np.zeros(size, np.float32)])
+    assert report["sizes"].counters["group barriers"] == bits - 1

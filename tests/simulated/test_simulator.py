@@ -169,6 +169,16 @@ def test_a_barrier_of_two_warps_orders_these():
     assert report["k"].counters["group barriers"] == 1
 
 
+def test_groups_of_two_sizes_at_one_barrier_are_found():
+    """The first two warps may still be on their way to it as a pair when others wait there for all four."""
+    again = "%four = llvm.mlir.constant(128 : i32) : i32\n%first = llvm.mlir.constant(1 : i32) : i32\n"
+    again += "nvvm.barrier id = %first number_of_threads = %four\n"
+    buffers = [floats(128), np.zeros(128, np.float32)]
+    with pytest.raises(SimulationError, match="groups of other than 128 threads may be at this barrier"):
+        run(kernel(by_groups("32") + again, shared=512, threads=128), buffers)
+    run(kernel(by_groups("32") + "nvvm.barrier\n" + again, shared=512, threads=128), buffers)
+
+
 def test_and_not_the_others():
     with pytest.raises(SimulationError, match=r"reads what one of warps 2 to 3 has written since the last barrier"):
         run(kernel(by_groups("64"), shared=512, threads=128), [floats(128), floats(128)])

@@ -21,7 +21,7 @@ func.func @rows(%arg0: !llvm.ptr<1>, %arg1: !llvm.ptr<1>) attributes {nova_tile.
 }
 
 // CHECK: nova_gpu.shared = 256 : i64
-// CHECK: [[id:%[0-9]+]] = arith.addi %{{[0-9]+}}, %c1_i32 : i32
+// CHECK: [[id:%[0-9]+]] = arith.addi %{{[0-9]+}}, %c4_i32 : i32
 // CHECK: scf.for
 // CHECK: nvvm.barrier id = [[id]] number_of_threads = %c64_i32
 // CHECK-NOT: nvvm.barrier
