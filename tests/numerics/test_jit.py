@@ -326,6 +326,15 @@ def test_threads_record_at_once():
     assert together == alone and all(captures == 1 for _, _, captures in alone.values())
 
 
+@pytest.fixture
+def interruptible():
+    """A shell that starts this in the background has it ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     "patched", [torch.nn.Module, torch.optim.Adam, torch.optim.Optimizer], ids=lambda c: c.__name__
 )
