@@ -95,9 +95,11 @@ def _groups(kernel: Kernel) -> list[tuple[list[Generic], tuple[int, ...]]]:
     after: list[list[Generic]] = []
     late: set[int] = set()  # generics whose results are complete only after all rows
     for generic in kernel.generics:
-        sources = {a.source.generic for a in _reads(generic) if isinstance(a.source, Result)}
-        if sources & late:
-            _join(after, generic, sources)
+        pieces = _writers(kernel, generic)
+        sources = pieces | {a.source.generic for a in _reads(generic) if isinstance(a.source, Result)}
+        across = any(kernel.generics[w] in main and not _row_by_row(kernel, generic, w, rows) for w in pieces)
+        if sources & late or across:
+            _join(after, generic, sources, pieces)
             late.add(generic.number)
         elif rows and rows <= set(generic.dims):
             main.append(generic)
@@ -106,19 +108,45 @@ def _groups(kernel: Kernel) -> list[tuple[list[Generic], tuple[int, ...]]]:
                     raise CompileError(f"generic {generic.number} reduces some of the rows {kernel.rows} only")
                 late.add(generic.number)
         elif any(kernel.generics[s] in main for s in sources):
-            _join(after, generic, sources)
+            _join(after, generic, sources, pieces)
             late.add(generic.number)
         else:
-            _join(before, generic, sources)
+            _join(before, generic, sources, pieces)
     groups = [(g, _common_parallel(g)) for g in before]
     if main:
         groups.append((main, kernel.rows))
     return groups + [(g, _common_parallel(g)) for g in after]
 
 
-def _join(groups: list[list[Generic]], generic: Generic, sources: set[int]) -> None:
-    """Adds a generic to the first group of the same loops that is not in front of one it depends on."""
+def _writers(kernel: Kernel, generic: Generic) -> set[int]:
+    """Generics in front of this one that write, piece by piece, a buffer which it reads as a whole."""
+    read = {access.source for access in _reads(generic)} | set(generic.captured)
+    earlier = [g for g in kernel.generics if g.number < generic.number]
+    return {g.number for g in earlier for o in g.outputs for s in o.stores if s.source in read and _is_out(kernel, s)}
+
+
+def _is_out(kernel: Kernel, access: Access) -> bool:
+    inputs = len(kernel.types) - kernel.outputs
+    return isinstance(access.source, Argument) and access.source.position >= inputs
+
+
+def _row_by_row(kernel: Kernel, generic: Generic, writer: int, rows: set[int]) -> bool:
+    """Whether it reads of the pieces only those of the row that it makes itself."""
+
+    def along_rows(access: Access) -> dict[int, int]:
+        return {dim: step for dim, step in access.linear().terms if dim in rows}
+
+    stores = [s for o in kernel.generics[writer].outputs for s in o.stores]
+    reads = [a for a in _reads(generic) if a.source in {s.source for s in stores}]
+    captured = any(s.source in generic.captured for s in stores)
+    return not captured and all(along_rows(a) == along_rows(s) for a in reads for s in stores if s.source == a.source)
+
+
+def _join(groups: list[list[Generic]], generic: Generic, sources: set[int], pieces: set[int]) -> None:
+    """Adds a generic to the first group of the same loops that is not in front of one it depends on, and behind those
+    that write the `pieces` of what it reads."""
     first = max((i for i, g in enumerate(groups) if any(x.number in sources for x in g)), default=0)
+    first = max([first, *(i + 1 for i, g in enumerate(groups) if any(x.number in pieces for x in g))])
     for group in groups[first:]:
         if set(group[0].dims) == set(generic.dims):
             group.append(generic)
@@ -200,7 +228,7 @@ def schedule_steps(kernel: Kernel, nest: Nest) -> None:
     inner_of = {g.number: _inner_order(kernel, nest, g, row_dims) for g in nest.generics}
     earliest: dict[int, int] = {}
     for _ in range(len(nest.generics) + 2):
-        placed = _place(nest, inner_of, earliest)
+        placed = _place(kernel, nest, inner_of, earliest)
         hazard = _find_hazard(kernel, nest, placed)
         if hazard is None:
             break
@@ -225,7 +253,9 @@ def _is_sequential(generic: Generic, inner: tuple[int, ...]) -> bool:
     return bool(generic.reduced & set(inner)) and any(o.combiner is None for o in generic.outputs)
 
 
-def _place(nest: Nest, inner_of: dict[int, tuple[int, ...]], earliest: dict[int, int]) -> dict[int, int]:
+def _place(
+    kernel: Kernel, nest: Nest, inner_of: dict[int, tuple[int, ...]], earliest: dict[int, int]
+) -> dict[int, int]:
     """Fills nest.steps; returns the step of each generic."""
     nest.steps = []
     placed: dict[int, int] = {}
@@ -243,6 +273,7 @@ def _place(nest: Nest, inner_of: dict[int, tuple[int, ...]], earliest: dict[int,
                     and access.indices == output.access_indices
                 )
                 bound = max(bound, placed[producer.number] + (0 if in_registers else 1))
+        bound = max([bound, *(placed[w] + 1 for w in _writers(kernel, generic) if w in placed)])
         sequential = _is_sequential(generic, inner)
         for number in range(bound, len(nest.steps)):
             step = nest.steps[number]

@@ -89,3 +89,37 @@ def test_blocks():
     shapes = [(3, 7, 8), (20, 8), (20,), (8, 20), (8,), (3, 7, 8)]
     check(cases.with_grad(cases.mlp), *(cases.rand(*shape) for shape in shapes))
     check(cases.with_grad(lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1)), cases.rand(2, 3, 8, 9))
+
+
+def _pieces_of_sums(x, y, z):
+    both = torch.cat([x.sum((0, 1)), y, z])
+    return both, both.clamp(-0.3, 0.3)
+
+
+def _pieces_side_by_side(x, y, z):
+    rows = torch.cat([x.flatten(0, 1) * 2, y.expand(12, 4)], 1)
+    return rows, rows.tanh(), torch.cat([rows[:, 4:], rows[:, :4]], 1).exp()
+
+
+def _pieces_below_each_other(x, y, z):
+    rows = torch.cat([x.flatten(0, 1), y[None] * z])
+    return rows, rows.flip(0) + 1, rows.t().sigmoid()
+
+
+def _padded_sums(x, y, z):
+    wide = torch.nn.functional.pad(x.sum((0, 1)), (1, 2), value=0.5)
+    return wide, wide.exp(), x * y
+
+
+def _stacked_rows(x, y, z):
+    rows = torch.stack([x.sum(-1), x.amax(-1), x.mean(-1)], -1)
+    return rows, rows - rows.mean(-1, keepdim=True), rows.sum((0, 1))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [_pieces_of_sums, _pieces_side_by_side, _pieces_below_each_other, _padded_sums, _stacked_rows],
+    ids=lambda f: f.__name__.strip("_"),
+)
+def test_what_is_written_in_pieces_is_read_afterwards(function):
+    check(function, cases.rand(4, 3, 4), cases.rand(4), cases.rand(4))
