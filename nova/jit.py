@@ -211,7 +211,12 @@ class Step:
         variants = self._variants
         for position, variant in enumerate(variants):
             for binding in tuple(variant.bindings):
-                found = binding.enter(args, kwargs)
+                try:
+                    found = binding.enter(args, kwargs)
+                except Exception:  # its model was collected meanwhile, and what it looks at with it: no call of its
+                    if not binding.gone:
+                        raise
+                    found = None
                 if found is not None:
                     if position:
                         variants.insert(0, variants.pop(position))

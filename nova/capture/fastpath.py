@@ -240,6 +240,11 @@ class Binding(MemoryChecks):
         del self.watch
         self.on_death()
 
+    @property
+    def gone(self) -> bool:
+        """Whether a model or an optimizer that its guards are about has been collected."""
+        return self.enter is _never
+
     def _tensor_children(self, index: int, variable: str) -> None:
         meta = self.guards.nodes[index].meta
         if meta is not None and meta.requires_grad and meta.leaf:  # PyTorch warns where another one's `.grad` is read

@@ -326,6 +326,26 @@ def test_threads_record_at_once():
     assert together == alone and all(captures == 1 for _, _, captures in alone.values())
 
 
+def test_a_model_that_is_collected_while_its_guards_are_looked_at_matches_nothing():
+    """Garbage may be collected anywhere, also in the guards of a model that is no longer used."""
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = interpreted(train(model, optimizer))
+    for _ in range(2):
+        step(torch.ones(2, 4))
+    (binding,) = step._variants[0].bindings
+
+    def collected():
+        binding._dropped(None)
+        raise IndexError
+
+    binding.space["repair"] = collected
+    model.note = 1  # something that is watched changes
+    before = model.weight.detach().clone()
+    step(torch.ones(2, 4))
+    assert binding.gone and not torch.equal(model.weight, before)
+
+
 @pytest.fixture
 def interruptible():
     """A shell that starts this in the background has it ignore Ctrl-C."""
