@@ -30,6 +30,7 @@ import torch
 from nova.capture.views import is_leaf
 from nova.runtime import orc, tensor_layout
 
+_TYPE = 8  # PyObject.ob_type
 _TAG = 24  # PyDictObject.ma_version_tag: after the object header and ma_used
 _WORD = 8
 _INLINE_DIMS = 5
@@ -155,6 +156,32 @@ def dict_tags() -> bool:
                 return False
             tag = now
     return True
+
+
+def _same_words(name: str, before: str, after: str, offset: int, code: int) -> str:
+    """A loop between two blocks over %{name}_objects, %{name}_count of them: the word at `offset` in each must be that
+    of %{name}_words; where one is not, the function returns its number with `code`."""
+    return f"""{name}_loop:
+  %{name}_i = phi i64 [0, %{before}], [%{name}_i_next, %{name}_next]
+  %{name}_more = icmp ult i64 %{name}_i, %{name}_count
+  br i1 %{name}_more, label %{name}, label %{after}
+{name}:
+  %{name}_object_p = getelementptr ptr, ptr %{name}_objects, i64 %{name}_i
+  %{name}_object = load ptr, ptr %{name}_object_p
+  %{name}_now_p = getelementptr i8, ptr %{name}_object, i64 {offset}
+  %{name}_now = load i64, ptr %{name}_now_p
+  %{name}_want_p = getelementptr i64, ptr %{name}_words, i64 %{name}_i
+  %{name}_want = load i64, ptr %{name}_want_p
+  %{name}_same = icmp eq i64 %{name}_now, %{name}_want
+  br i1 %{name}_same, label %{name}_next, label %{name}_differs
+{name}_next:
+  %{name}_i_next = add i64 %{name}_i, 1
+  br label %{name}_loop
+{name}_differs:
+  %{name}_shifted = shl i64 %{name}_i, 3
+  %{name}_coded = or i64 %{name}_shifted, {code}
+  ret i64 %{name}_coded
+"""
 
 
 def _text(tensor: tensor_layout.TensorLayout, autograd: AutogradLayout) -> str:
@@ -291,11 +318,11 @@ differs:
 ; objects, object count, classes
 define i64 @nova_watch(ptr %state) {{
 entry:
-  %dicts = load ptr, ptr %state
+  %dict_objects = load ptr, ptr %state
   %s1 = getelementptr i64, ptr %state, i64 1
   %dict_count = load i64, ptr %s1
   %s2 = getelementptr i64, ptr %state, i64 2
-  %tags = load ptr, ptr %s2
+  %dict_words = load ptr, ptr %s2
   %s3 = getelementptr i64, ptr %state, i64 3
   %lists = load ptr, ptr %s3
   %s4 = getelementptr i64, ptr %state, i64 4
@@ -313,38 +340,18 @@ entry:
   %s10 = getelementptr i64, ptr %state, i64 10
   %starts = load ptr, ptr %s10
   %s11 = getelementptr i64, ptr %state, i64 11
-  %objects = load ptr, ptr %s11
+  %class_objects = load ptr, ptr %s11
   %s12 = getelementptr i64, ptr %state, i64 12
-  %object_count = load i64, ptr %s12
+  %class_count = load i64, ptr %s12
   %s13 = getelementptr i64, ptr %state, i64 13
-  %classes = load ptr, ptr %s13
+  %class_words = load ptr, ptr %s13
   br label %dict_loop
 
-dict_loop:
-  %i = phi i64 [0, %entry], [%i_next, %dict_next]
-  %more_dicts = icmp ult i64 %i, %dict_count
-  br i1 %more_dicts, label %dict, label %list_loop
-dict:
-  %dict_p = getelementptr ptr, ptr %dicts, i64 %i
-  %dict_object = load ptr, ptr %dict_p
-  %tag_p = getelementptr i8, ptr %dict_object, i64 {_TAG}
-  %tag = load i64, ptr %tag_p
-  %want_tag_p = getelementptr i64, ptr %tags, i64 %i
-  %want_tag = load i64, ptr %want_tag_p
-  %same_tag = icmp eq i64 %tag, %want_tag
-  br i1 %same_tag, label %dict_next, label %dict_differs
-dict_next:
-  %i_next = add i64 %i, 1
-  br label %dict_loop
-dict_differs:
-  %di = shl i64 %i, 3
-  %dr = or i64 %di, {DICT}
-  ret i64 %dr
-
+{_same_words("dict", "entry", "list_loop", _TAG, DICT)}
 list_loop:
   %l = phi i64 [0, %dict_loop], [%l_next, %list_next]
   %more_lists = icmp ult i64 %l, %list_count
-  br i1 %more_lists, label %list, label %kind_loop
+  br i1 %more_lists, label %list, label %class_loop
 list:
   %list_p = getelementptr ptr, ptr %lists, i64 %l
   %list_object = load ptr, ptr %list_p
@@ -384,30 +391,10 @@ list_differs:
   %lr = or i64 %li, {LIST}
   ret i64 %lr
 
-kind_loop:
-  %c = phi i64 [0, %list_loop], [%c_next, %kind_next]
-  %more_kinds = icmp ult i64 %c, %object_count
-  br i1 %more_kinds, label %kind, label %tensor_loop
-kind:
-  %kind_of_p = getelementptr ptr, ptr %objects, i64 %c
-  %kind_of = load ptr, ptr %kind_of_p
-  %kind_p = getelementptr i8, ptr %kind_of, i64 8
-  %kind_now = load i64, ptr %kind_p
-  %want_kind_p = getelementptr i64, ptr %classes, i64 %c
-  %want_kind = load i64, ptr %want_kind_p
-  %same_kind = icmp eq i64 %kind_now, %want_kind
-  br i1 %same_kind, label %kind_next, label %kind_differs
-kind_next:
-  %c_next = add i64 %c, 1
-  br label %kind_loop
-kind_differs:
-  %ci = shl i64 %c, 3
-  %cr = or i64 %ci, {CLASS}
-  ret i64 %cr
-
+{_same_words("class", "list_loop", "tensor_loop", _TYPE, CLASS)}
 tensor_loop:
-  %t = phi i64 [0, %kind_loop], [%t_next, %tensor_next]
-  %any_moved = phi i64 [{UNCHANGED}, %kind_loop], [%any_moved_next, %tensor_next]
+  %t = phi i64 [0, %class_loop], [%t_next, %tensor_next]
+  %any_moved = phi i64 [{UNCHANGED}, %class_loop], [%any_moved_next, %tensor_next]
   %more_tensors = icmp ult i64 %t, %tensor_count
   br i1 %more_tensors, label %tensor, label %done
 tensor:

@@ -226,9 +226,10 @@ def schedule_steps(kernel: Kernel, nest: Nest) -> None:
     """Puts every generic into the first step that may hold it; moves in-place writers behind their readers."""
     row_dims = nest.row_dims()
     inner_of = {g.number: _inner_order(kernel, nest, g, row_dims) for g in nest.generics}
+    pieces = {g.number: _writers(kernel, g) for g in nest.generics}
     earliest: dict[int, int] = {}
     for _ in range(len(nest.generics) + 2):
-        placed = _place(kernel, nest, inner_of, earliest)
+        placed = _place(nest, inner_of, pieces, earliest)
         hazard = _find_hazard(kernel, nest, placed)
         if hazard is None:
             break
@@ -254,9 +255,9 @@ def _is_sequential(generic: Generic, inner: tuple[int, ...]) -> bool:
 
 
 def _place(
-    kernel: Kernel, nest: Nest, inner_of: dict[int, tuple[int, ...]], earliest: dict[int, int]
+    nest: Nest, inner_of: dict[int, tuple[int, ...]], pieces: dict[int, set[int]], earliest: dict[int, int]
 ) -> dict[int, int]:
-    """Fills nest.steps; returns the step of each generic."""
+    """Fills nest.steps; returns the step of each generic. `pieces`: who writes the pieces of what each reads."""
     nest.steps = []
     placed: dict[int, int] = {}
     outputs = {g.number: g for g in nest.generics}
@@ -273,7 +274,7 @@ def _place(
                     and access.indices == output.access_indices
                 )
                 bound = max(bound, placed[producer.number] + (0 if in_registers else 1))
-        bound = max([bound, *(placed[w] + 1 for w in _writers(kernel, generic) if w in placed)])
+        bound = max([bound, *(placed[w] + 1 for w in pieces[generic.number] if w in placed)])
         sequential = _is_sequential(generic, inner)
         for number in range(bound, len(nest.steps)):
             step = nest.steps[number]

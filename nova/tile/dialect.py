@@ -249,8 +249,13 @@ REDUCTIONS = (
 def _reduce(it: Instance) -> None:
     """Combines along `dims` with arith.<kind>, in a fixed order: a thread's registers, then lanes, then warps. `layout`
     is the operand's; the result's is that without `dims`. All dims: a scalar, the same in every thread."""
+    _check_reduced(it, it["layout"])
+
+
+def _check_reduced(it: Instance, layout: NestedLayout) -> None:
+    """A reduction of an operand that is held in `layout`."""
     check(it["kind"] in REDUCTIONS, f"kind {it['kind']!r}; known: {', '.join(REDUCTIONS)}")
-    _check_layout(it, it["layout"], it.operands[0])
+    _check_layout(it, layout, it.operands[0])
     left = tuple(n for d, n in enumerate(it.shape(it.operands[0])) if d not in it["dims"])
     check(it.shape(it.results[0]) == left, f"the result must be {list(left)}")
 
@@ -259,11 +264,9 @@ def _reduce(it: Instance) -> None:
 def _reduce_scatter(it: Instance) -> None:
     """`reduce`, with the result held in `layout`: where warps would all end with the same values, each may hold, and
     add up, a share of them."""
-    check(it["kind"] in REDUCTIONS, f"kind {it['kind']!r}; known: {', '.join(REDUCTIONS)}")
-    _check_layout(it, it["source"], it.operands[0])
+    _check_reduced(it, it["source"])
+    check(bool(it.shape(it.results[0])), "the result must be no scalar")
     _check_layout(it, it["layout"], it.results[0])
-    left = tuple(n for d, n in enumerate(it.shape(it.operands[0])) if d not in it["dims"])
-    check(bool(left) and it.shape(it.results[0]) == left, f"the result must be {list(left)}, and no scalar")
 
 
 @op("expand", "tile", attrs="dims:ints layout:layout")

@@ -181,7 +181,7 @@ class Accumulators:
         for total, dims, value, element in zip(self.totals, self.dims, carried, self.elements, strict=True):
             part, combine = Part(value, dims, element), str(total.out.combine)
             gone = tuple(d for d in dims if d == ROW or not (total.keeps and keep))
-            if last is not None and gone == (ROW,) != dims:
+            if last is not None and gone == (ROW,) and len(dims) > 1:
                 parts.append(scattered_sum(body.domain, part, combine, last.domain))
             else:
                 parts.append(reduced(body.domain, part, gone, combine))

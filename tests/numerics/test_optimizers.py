@@ -32,8 +32,9 @@ def optimizer_tensors(*optimizers) -> list[torch.Tensor]:
     return [t for o in optimizers for s in o.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
 
 
-@pytest.mark.parametrize("kind,options", OPTIMIZERS, ids=lambda v: v.__name__ if isinstance(v, type) else "-".join(v))
-def test_optimizer(kind, options):
+def updated(kind, options, updates, steps):
+    """How to build a step that updates its network so many times, for the same gradient."""
+
     def build():
         m = network(5, 17, 3)
         opt = kind(m.parameters(), **options)
@@ -42,34 +43,25 @@ def test_optimizer(kind, options):
             opt.zero_grad()
             loss = m(x).square().mean()
             loss.backward()
-            opt.step()
+            for _ in range(updates):
+                opt.step()
             return loss.detach()
 
-        return step, [(torch.randn(4, 5),) for _ in range(5)], lambda: [*m.parameters(), *optimizer_tensors(opt)]
+        return step, [(torch.randn(4, 5),) for _ in range(steps)], lambda: [*m.parameters(), *optimizer_tensors(opt)]
 
-    step = check(build)
+    return build
+
+
+@pytest.mark.parametrize("kind,options", OPTIMIZERS, ids=lambda v: v.__name__ if isinstance(v, type) else "-".join(v))
+def test_optimizer(kind, options):
+    step = check(updated(kind, options, updates=1, steps=5))
     assert step.captures == 1, "one capture serves the first step and all later ones"
 
 
 @pytest.mark.parametrize("kind,options", OPTIMIZERS, ids=lambda v: v.__name__ if isinstance(v, type) else "-".join(v))
 def test_updates_of_what_was_updated(kind, options):
     """The second update of a parameter, by the same numbers and of the same gradient, reads what the first one made."""
-
-    def build():
-        m = network(5, 17, 3)
-        opt = kind(m.parameters(), **options)
-
-        def step(x):
-            opt.zero_grad()
-            loss = m(x).square().mean()
-            loss.backward()
-            for _ in range(3):
-                opt.step()
-            return loss.detach()
-
-        return step, [(torch.randn(4, 5),) for _ in range(3)], lambda: [*m.parameters(), *optimizer_tensors(opt)]
-
-    assert check(build).captures == 1
+    assert check(updated(kind, options, updates=3, steps=3)).captures == 1
 
 
 @pytest.mark.parametrize("change", ["lr", "weight_decay", "betas"])

@@ -44,17 +44,8 @@ def _losses(transform, change, calls=2):
     return torch.stack([*found, step(x), step(x)]), step
 
 
-@contextlib.contextmanager
 def _replaced(owner, name, make):
-    own, original = vars(owner).get(name), getattr(owner, name)
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)
+    return mock.patch.object(owner, name, make(getattr(owner, name)))
 
 
 def _doubled(original):
